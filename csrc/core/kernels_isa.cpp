@@ -1,0 +1,32 @@
+// Compiled once per instruction set with LRD_ISA_NAMESPACE set to its name. Everything here lives in that namespace and
+// has internal linkage: code built for a newer CPU must never be merged by the linker into what an older one runs.
+#include "backward.h"
+#include "gram.h"
+#include "small_dense.h"
+
+#define LRD_STRINGIZE_(x) #x
+#define LRD_STRINGIZE(x) LRD_STRINGIZE_(x)
+
+namespace lrd {
+namespace LRD_ISA_NAMESPACE {
+
+// Index order is that of DType and Compute. A float64 input is never narrowed.
+#define LRD_INSTANCES(kernel)                                                                        \
+  {                                                                                                  \
+    {kernel<float, float>, kernel<float, double>}, {kernel<double, double>, kernel<double, double>}, \
+        {kernel<BFloat16, float>, kernel<BFloat16, double>}, {                                       \
+      kernel<Half, float>, kernel<Half, double>                                                      \
+    }                                                                                                \
+  }
+
+extern const Kernels table;
+const Kernels table = {
+    LRD_STRINGIZE(LRD_ISA_NAMESPACE),
+    {Tile<float>::kColumns, Tile<double>::kColumns},
+    LRD_INSTANCES(gram_rows),
+    LRD_INSTANCES(log_prob_bwd_rows),
+    cholesky,
+};
+
+}  // namespace LRD_ISA_NAMESPACE
+}  // namespace lrd

@@ -1,0 +1,116 @@
+// Sizes of scratch and blocks, and the choice of the instruction set.
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace lrd {
+
+namespace baseline {
+extern const Kernels table;
+}
+#ifdef LRD_X86_LEVELS
+namespace avx2 {
+extern const Kernels table;
+}
+namespace avx512 {
+extern const Kernels table;
+}
+#endif
+
+namespace {
+
+// A block of packed rows should stay in a core's second-level cache.
+constexpr int64_t kBlockBytes = 192 * 1024;
+// sum_log multiplies this many mantissas before it takes a logarithm.
+constexpr int64_t kMaxBlockRows = 512;
+
+int64_t element_bytes(Compute compute) { return compute == Compute::f64 ? 8 : 4; }
+
+int64_t block_rows(int64_t bytes_per_row) {
+  int64_t rows = kBlockBytes / bytes_per_row;
+  rows = rows < 24 ? 24 : (rows > kMaxBlockRows ? kMaxBlockRows : rows);
+  return rows / 8 * 8;
+}
+
+bool machine_has(const char* isa) {
+#ifdef LRD_X86_LEVELS
+  // These builtins ask the CPU and, through XGETBV, whether the operating system saves the registers.
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (!std::strcmp(isa, "avx2")) return avx2;
+  if (!std::strcmp(isa, "avx512"))
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#endif
+  return !std::strcmp(isa, "baseline");
+}
+
+const Kernels* const all_tables[] = {
+#ifdef LRD_X86_LEVELS
+    &avx512::table,
+    &avx2::table,
+#endif
+    &baseline::table,
+};
+constexpr int kTables = sizeof(all_tables) / sizeof(all_tables[0]);
+
+struct Selection {
+  const Kernels* chosen = nullptr;
+  const char* error = nullptr;
+  const char* available[kTables + 1] = {};
+
+  Selection() {
+    int count = 0;
+    for (const Kernels* table : all_tables)
+      if (machine_has(table->isa)) available[count++] = table->isa;
+    chosen = kernels_named(available[0]);
+    const char* wanted = std::getenv("LRD_CPU_ISA");
+    if (!wanted || !*wanted) return;
+    if (!kernels_named(wanted))
+      error = "LRD_CPU_ISA names an unknown instruction set (known: baseline, avx2, avx512)";
+    else if (!machine_has(wanted))
+      error = "LRD_CPU_ISA names an instruction set that this CPU or operating system does not offer";
+    else
+      chosen = kernels_named(wanted);
+  }
+};
+
+const Selection& selection() {
+  static const Selection once;
+  return once;
+}
+
+}  // namespace
+
+const Kernels* kernels_named(const char* isa) {
+  for (const Kernels* table : all_tables)
+    if (!std::strcmp(table->isa, isa)) return table;
+  return nullptr;
+}
+
+const Kernels& kernels() { return *selection().chosen; }
+const char* select_error() { return selection().error; }
+const char* const* available_isas() { return selection().available; }
+
+int64_t gram_block_rows(int64_t R, Compute compute) { return block_rows((R + 1) * element_bytes(compute)); }
+int64_t bwd_block_rows(int64_t R, Compute compute) { return block_rows((R + 1) * (3 * element_bytes(compute) + 8)); }
+
+int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute) {
+  const int64_t multiple = kernels.column_multiple[static_cast<int>(compute)];
+  return (R + multiple - 1) / multiple * multiple;
+}
+
+size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, Compute compute) {
+  const int64_t rows = gram_block_rows(R, compute);
+  const int64_t ld = padded_columns(kernels, R, compute) + kValueChunk + kMaxTileRows;
+  return size_t(rows * ld * element_bytes(compute) + rows * 4 * 8);
+}
+
+size_t bwd_scratch_bytes(const Kernels& kernels, int64_t R, Compute compute) {
+  const int64_t rows = bwd_block_rows(R, compute) + kMaxTileRows;
+  const int64_t ld = padded_columns(kernels, R, compute);
+  return size_t(rows * ld * (3 * element_bytes(compute) + 8) + rows * 4 * 8);
+}
+
+}  // namespace lrd

@@ -1,0 +1,51 @@
+// Element types and the description of one Gaussian on raw pointers.
+#pragma once
+
+#include <cstdint>
+
+namespace lrd {
+
+enum class DType : int { f32 = 0, f64 = 1, bf16 = 2, f16 = 3 };
+constexpr int kDTypes = 4;
+
+// In what the S-sized products are formed. Block sums are always flushed to double.
+enum class Compute : int { f32 = 0, f64 = 1 };
+constexpr int kComputes = 2;
+
+// Storage of the two half types: bits only, converted by load()/store() in convert.h.
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Half {
+  uint16_t bits;
+};
+
+// Strided read-only vector of S entries; a null pointer means "not given".
+struct VectorView {
+  const void* data = nullptr;
+  int64_t stride = 0;
+};
+
+// One covariance diag(D) + P P^T and N values scored against it. Strides count elements.
+struct Gaussian {
+  int64_t S = 0;
+  int64_t R = 0;
+  int64_t N = 0;
+
+  const void* factor = nullptr;  // P [S, R]
+  int64_t factor_stride_s = 0;
+  int64_t factor_stride_r = 0;
+
+  VectorView diag;        // D [S], or the raw diagonal when exp_diag is set
+  bool exp_diag = false;  // D = eps + exp(diag)
+  double eps = 0.0;
+
+  VectorView mask;  // uint8 [S]; 0 means that this output does not exist
+
+  VectorView value;  // [N, S]
+  int64_t value_stride_n = 0;
+  VectorView loc;  // [N, S]
+  int64_t loc_stride_n = 0;
+};
+
+}  // namespace lrd

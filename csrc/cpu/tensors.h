@@ -1,0 +1,121 @@
+// From stable-ABI tensors to the core's raw pointers, with the checks that keep a wrong call from reading astray.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "../core/kernels.h"
+#include "../core/types.h"
+
+namespace lrd {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline DType dtype_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return DType::f32;
+    case ScalarType::Double:
+      return DType::f64;
+    case ScalarType::BFloat16:
+      return DType::bf16;
+    case ScalarType::Half:
+      return DType::f16;
+    default:
+      STD_TORCH_CHECK(false, "lrd: cov_factor must be float32, float64, bfloat16 or float16");
+  }
+}
+
+// The inputs of the S-sized ops: F factors serve B Gaussians, B / F consecutive ones each; N values per Gaussian.
+struct Inputs {
+  const Tensor& factor;                // [F, S, R]
+  const Tensor& diag;                  // [B, S]
+  const std::optional<Tensor>& value;  // [B, N, S]
+  const std::optional<Tensor>& loc;    // [B, N, S]
+  const std::optional<Tensor>& mask;   // [B, S], bool
+  const std::optional<double>& eps;    // given: D = eps + exp(diag)
+  int64_t F, B, N, S, R;
+  DType dtype;
+
+  Inputs(const Tensor& factor_, const Tensor& diag_, const std::optional<Tensor>& value_,
+         const std::optional<Tensor>& loc_, const std::optional<Tensor>& mask_, const std::optional<double>& eps_)
+      : factor(factor_), diag(diag_), value(value_), loc(loc_), mask(mask_), eps(eps_) {
+    STD_TORCH_CHECK(factor.dim() == 3 && diag.dim() == 2, "lrd: cov_factor must be [F, S, R] and cov_diag [B, S]");
+    F = factor.size(0);
+    S = factor.size(1);
+    R = factor.size(2);
+    B = diag.size(0);
+    N = value ? value->size(1) : 0;
+    dtype = dtype_of(factor);
+    STD_TORCH_CHECK(diag.size(1) == S && (F == 0 ? B == 0 : B % F == 0), "lrd: cov_diag does not fit cov_factor");
+    check_vector(diag);
+    if (mask) {
+      STD_TORCH_CHECK(mask->dim() == 2 && mask->size(0) == B && mask->size(1) == S, "lrd: mask must be [B, S]");
+      STD_TORCH_CHECK(mask->scalar_type() == ScalarType::Bool && mask->is_cpu(), "lrd: mask must be bool on the CPU");
+    }
+    if (value) check_values(*value);
+    STD_TORCH_CHECK(!loc || value, "lrd: loc without value");
+    if (loc) check_values(*loc);
+  }
+
+  int64_t items_per_factor() const { return F ? B / F : 0; }
+
+  Gaussian item(int64_t b) const {
+    Gaussian g;
+    g.S = S;
+    g.R = R;
+    g.N = N;
+    g.factor = at(factor, b / items_per_factor());
+    g.factor_stride_s = factor.stride(1);
+    g.factor_stride_r = factor.stride(2);
+    g.diag = {at(diag, b), diag.stride(1)};
+    g.exp_diag = eps.has_value();
+    g.eps = eps.value_or(0.0);
+    if (mask) g.mask = {at(*mask, b), mask->stride(1)};
+    if (value) {
+      g.value = {at(*value, b), value->stride(2)};
+      g.value_stride_n = value->stride(1);
+    }
+    if (loc) {
+      g.loc = {at(*loc, b), loc->stride(2)};
+      g.loc_stride_n = loc->stride(1);
+    }
+    return g;
+  }
+
+ private:
+  static const void* at(const Tensor& tensor, int64_t index) {
+    return static_cast<const char*>(tensor.const_data_ptr()) +
+           index * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
+  }
+
+  void check_vector(const Tensor& tensor) const {
+    STD_TORCH_CHECK(tensor.scalar_type() == factor.scalar_type(), "lrd: all floating inputs must share one dtype");
+    STD_TORCH_CHECK(tensor.is_cpu(), "lrd: all inputs must be on the CPU");
+  }
+
+  void check_values(const Tensor& tensor) const {
+    STD_TORCH_CHECK(tensor.dim() == 3 && tensor.size(0) == B && tensor.size(1) == N && tensor.size(2) == S,
+                    "lrd: value and loc must be [B, N, S]");
+    check_vector(tensor);
+  }
+};
+
+// The `precision` argument of the schemas: 0 auto, 1 float64, 2 float32.
+inline Compute compute_for(int64_t precision, DType dtype) {
+  STD_TORCH_CHECK(precision >= 0 && precision <= 2, "lrd: precision must be 0 (auto), 1 (float64) or 2 (float32)");
+  return precision == 2 && dtype != DType::f64 ? Compute::f32 : Compute::f64;
+}
+
+inline Tensor empty_double(const Tensor& like, std::initializer_list<int64_t> shape) {
+  return torch::stable::new_empty(like, shape, ScalarType::Double);
+}
+
+}  // namespace lrd
