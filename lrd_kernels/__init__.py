@@ -1,0 +1,38 @@
+"""Gaussians with low-rank-plus-diagonal covariance in very high dimensions, with fused kernels for PyTorch."""
+
+from lrd_kernels import kl  # registers the divergences
+from lrd_kernels._dispatch import backends, use_backend
+from lrd_kernels._validate import NotPositiveDefiniteError
+from lrd_kernels.distribution import LowRankMultivariateNormal
+from lrd_kernels.functional import (
+    capacitance_cholesky,
+    entropy,
+    log_prob,
+    logdet,
+    mahalanobis,
+    matvec,
+    nll_loss,
+    rsample,
+    solve,
+)
+from lrd_kernels.swap import patch_torch
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LowRankMultivariateNormal",
+    "NotPositiveDefiniteError",
+    "backends",
+    "capacitance_cholesky",
+    "entropy",
+    "kl",
+    "log_prob",
+    "logdet",
+    "mahalanobis",
+    "matvec",
+    "nll_loss",
+    "patch_torch",
+    "rsample",
+    "solve",
+    "use_backend",
+]

@@ -1,0 +1,374 @@
+"""Custom autograd functions over the raw ops.
+
+`LogProb` is the one differentiable function of the package: a weighted sum of the Mahalanobis term and the
+log-determinant. Its backward is one op. All functions take the caller's broadcastable shapes and map them inside
+(`_batch`), which is what makes their `vmap` rules short. Second derivatives go through the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from lrd_kernels import _ops, reference
+from lrd_kernels._batch import Batch
+
+
+class Terms(NamedTuple):
+    """What is computed: maha * M + logdet * log det + constant, and how."""
+
+    maha: float
+    logdet: float
+    constant: float = 0.0
+    eps: float | None = None
+    precision: int = 0
+
+
+def _inputs(
+    batch: Batch,
+    value: Tensor | None,
+    loc: Tensor | None,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    mask: Tensor | None,
+    eps: float | None,
+    precision: int,
+) -> tuple[Any, ...]:
+    """The leading arguments of the S-sized ops."""
+    return (
+        batch.factor(cov_factor),
+        batch.gaussians(cov_diag),
+        None if value is None else batch.values(value),
+        None if loc is None else batch.values(loc),
+        None if mask is None else batch.gaussians(mask),
+        eps,
+        precision,
+    )
+
+
+def _factorise(batch: Batch, *args: Any) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+    """The arguments of the S-sized ops, and the results of both forward ops."""
+    inputs = _inputs(batch, *args)
+    return inputs, _ops.capacitance_fwd(*_ops.gram_fwd(*inputs))
+
+
+class LogProb(Function):
+    """(value, loc, cov_factor, cov_diag, mask, terms) -> (result, L^-1, z, info, value_info).
+
+    All but the first output are for the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        value: Tensor | None,
+        loc: Tensor | None,
+        cov_factor: Tensor,
+        cov_diag: Tensor,
+        mask: Tensor | None,
+        terms: Terms,
+    ) -> tuple[Tensor, ...]:
+        batch = Batch(cov_factor, cov_diag, mask, (value, loc))
+        _, (_, chol_inv, z, maha, logdet, info, value_info) = _factorise(
+            batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision
+        )
+        result = terms.logdet * logdet + terms.constant
+        if value is None:  # nothing per value: the two are placeholders
+            result = batch.from_gaussians(result)
+            z, value_info = z.new_empty(0), value_info.new_empty(0)
+        else:
+            result = batch.from_values(torch.add(result[:, None], maha, alpha=terms.maha))
+            z, value_info = batch.from_values(z), batch.from_values(value_info)
+        return (
+            result.to(reference.result_dtype(cov_factor.dtype)),
+            batch.from_gaussians(chol_inv),
+            z,
+            batch.from_gaussians(info),
+            value_info,
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.terms = inputs
+        _, *saved = output
+        ctx.mark_non_differentiable(*saved)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *saved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[:4]
+        if grad is None:
+            return (None,) * 6
+        arguments = (grad, *ctx.saved_tensors, ctx.terms, needs)
+        if torch.compiler.is_compiling() or not (
+            torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+        ):
+            grads = _log_prob_bwd(*arguments)
+        else:
+            grads = LogProbBackward.apply(*arguments)
+        return (*grads, None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        led = _lead(info.batch_size, in_dims, args, event_dims=(1, 1, 2, 1, 1))
+        return _trail(LogProb.apply(*led), info.batch_size)
+
+
+def _log_prob_bwd(
+    grad: Tensor,
+    value: Tensor | None,
+    loc: Tensor | None,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    mask: Tensor | None,
+    chol_inv: Tensor,
+    z: Tensor,
+    info: Tensor,
+    value_info: Tensor,
+    terms: Terms,
+    needs: tuple[bool, bool, bool, bool],
+) -> tuple[Tensor | None, ...]:
+    """Gradients for (value, loc, cov_factor, cov_diag), each None unless needed."""
+    batch = Batch(cov_factor, cov_diag, mask, (value, loc))
+    need_value, need_loc, need_factor, need_diag = needs
+    grad = grad.double()
+    if value is None:
+        grad_logdet = batch.gaussians(grad, 0) * terms.logdet
+        grad_maha = grad_logdet.new_empty(batch.B, 0)
+        z, value_info = z.new_empty(batch.B, 0, cov_factor.shape[-1]), value_info.new_empty(batch.B, 0)
+    else:
+        # A failed value is NaN whatever the covariance: it pulls at nothing.
+        grad = batch.values(grad.masked_fill(value_info != 0, 0), 0)
+        grad_logdet = grad.sum(1) * terms.logdet
+        grad_maha = grad * terms.maha
+        z, value_info = batch.values(z), batch.values(value_info, 0)
+    grad_factor, grad_diag, grad_loc = _ops.log_prob_bwd(
+        *_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision),
+        batch.gaussians(chol_inv, 2).contiguous(),
+        z.contiguous(),
+        batch.gaussians(info, 0).contiguous(),
+        value_info.contiguous(),
+        grad_maha.contiguous(),
+        grad_logdet.contiguous(),
+        need_factor,
+        need_diag,
+        need_value or need_loc,
+    )
+    vector = batch.from_values(grad_loc) if need_value or need_loc else None
+    return (
+        vector.neg().sum_to_size(value.shape) if need_value else None,  # type: ignore[union-attr]
+        vector.sum_to_size(loc.shape) if need_loc else None,  # type: ignore[union-attr]
+        batch.from_factor(grad_factor, cov_factor) if need_factor else None,
+        batch.from_gaussians(grad_diag).sum_to_size(cov_diag.shape) if need_diag else None,
+    )
+
+
+class LogProbBackward(Function):
+    """`_log_prob_bwd` as a function that can itself be differentiated (by the reference) and vmapped."""
+
+    @staticmethod
+    def forward(grad: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
+        return _log_prob_bwd(grad, *args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.terms = inputs[-2]
+        ctx.save_for_backward(*inputs[:6])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        grad, *inputs, mask = ctx.saved_tensors
+        terms = ctx.terms
+
+        def first_gradients(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            def result(*tensors: Tensor) -> Tensor:
+                full: Any = _fill(inputs, tensors)
+                return reference.terms(*full, mask=mask, eps=terms.eps, maha=terms.maha, logdet=terms.logdet)
+
+            return torch.func.vjp(result, *tensors)[1](grad)
+
+        given = [t for t in inputs if t is not None]
+        cotangents = tuple(
+            torch.zeros_like(t) if g is None else g for t, g in zip(inputs, grads, strict=True) if t is not None
+        )
+        second = torch.func.vjp(first_gradients, grad, *given)[1](cotangents)
+        return (second[0], *_fill(inputs, second[1:]), *(None,) * 7)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        # Every tensor gets the mapped dimension for its own, so that no gradient is summed over it.
+        event_dims = (0, 1, 1, 2, 1, 1, 2, 1, 0, 1 if args[1] is None else 0)
+        led = _lead(info.batch_size, in_dims, args, event_dims, expand=True)
+        grads = LogProbBackward.apply(*led)
+        shapes = [
+            t if d is None or t is None else t.movedim(d, 0)[0] for t, d in zip(args[1:5], in_dims[1:5], strict=True)
+        ]
+        grads = tuple(
+            None if g is None else g.reshape(info.batch_size, *t.shape) for g, t in zip(grads, shapes, strict=True)
+        )
+        return grads, tuple(None if g is None else 0 for g in grads)
+
+
+class Solve(Function):
+    """(rhs, cov_factor, cov_diag, precision) -> (x = Sigma^-1 rhs, z = P^T x).
+
+    x is the gradient of -1/2 the Mahalanobis term for loc, so the raw ops give it. z is returned for backward.
+    """
+
+    @staticmethod
+    def forward(rhs: Tensor, cov_factor: Tensor, cov_diag: Tensor, precision: int) -> tuple[Tensor, Tensor]:
+        batch = Batch(cov_factor, cov_diag, None, (rhs,))
+        inputs, (_, chol_inv, z, maha, logdet, info, value_info) = _factorise(
+            batch, rhs, None, cov_factor, cov_diag, None, None, precision
+        )
+        weights = torch.full_like(maha, -0.5)
+        _, _, x = _ops.log_prob_bwd(
+            *inputs, chol_inv, z, info, value_info, weights, torch.zeros_like(logdet), False, False, True
+        )
+        x = x.masked_fill((value_info != 0)[..., None], torch.nan)
+        return batch.from_values(x), batch.from_values(z).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        rhs, cov_factor, cov_diag, ctx.precision = inputs
+        ctx.save_for_backward(*output, cov_factor, cov_diag)
+        ctx.rhs_shape = rhs.shape
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Any, ...]:
+        x, z, cov_factor, cov_diag = ctx.saved_tensors
+        need_rhs, need_factor, need_diag, _ = ctx.needs_input_grad
+        if grad_z is not None:  # only in second derivatives: z = P^T x
+            lifted = (cov_factor @ grad_z[..., None])[..., 0]
+            grad = lifted if grad is None else grad + lifted
+        if grad is None:
+            return (None,) * 4
+        # With s = Sigma^-1 grad: d rhs = s, d Sigma = -(s x^T + x s^T) / 2, and P^T s, P^T x are the two z.
+        s, z_s = Solve.apply(grad, cov_factor, cov_diag, ctx.precision)
+        grad_factor = None
+        if need_factor:
+            along_x = z_s if grad_z is None else z_s - grad_z
+            grad_factor = -(s[..., None] * z[..., None, :] + x[..., None] * along_x[..., None, :])
+            grad_factor = grad_factor.sum_to_size(cov_factor.shape)
+        return (
+            s.sum_to_size(ctx.rhs_shape) if need_rhs else None,
+            grad_factor,
+            (-s * x).sum_to_size(cov_diag.shape) if need_diag else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        led = _lead(info.batch_size, in_dims, args, event_dims=(1, 2, 1))
+        return _trail(Solve.apply(*led), info.batch_size)
+
+
+class CapacitanceCholesky(Function):
+    """(cov_factor, cov_diag, mask, precision) -> (L, info); differentiated by the reference."""
+
+    @staticmethod
+    def forward(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, precision: int) -> tuple[Tensor, Tensor]:
+        batch = Batch(cov_factor, cov_diag, mask, ())
+        _, (chol, _, _, _, _, info, _) = _factorise(batch, None, None, cov_factor, cov_diag, mask, None, precision)
+        chol = chol.masked_fill((info != 0)[:, None, None], torch.nan)
+        dtype = reference.result_dtype(cov_factor.dtype)
+        return batch.from_gaussians(chol).to(dtype), batch.from_gaussians(info)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+        cov_factor, cov_diag, mask = ctx.saved_tensors
+
+        def chol(P: Tensor, D: Tensor) -> Tensor:
+            return reference.capacitance_cholesky(P, D, mask=mask)[0]
+
+        return (*torch.func.vjp(chol, cov_factor, cov_diag)[1](grad), None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        led = _lead(info.batch_size, in_dims, args, event_dims=(2, 1, 1))
+        return _trail(CapacitanceCholesky.apply(*led), info.batch_size)
+
+
+class PrecisionDiag(Function):
+    """(cov_factor, cov_diag) -> diagonal of Sigma^-1, the log-determinant's gradient for the diagonal.
+
+    Differentiated by the reference.
+    """
+
+    @staticmethod
+    def forward(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
+        batch = Batch(cov_factor, cov_diag, None, ())
+        inputs, (_, chol_inv, z, maha, logdet, info, value_info) = _factorise(
+            batch, None, None, cov_factor, cov_diag, None, None, 0
+        )
+        _, diag, _ = _ops.log_prob_bwd(
+            *inputs, chol_inv, z, info, value_info, maha, torch.ones_like(logdet), False, True, False
+        )
+        return batch.from_gaussians(diag.masked_fill((info != 0)[:, None], torch.nan))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return torch.func.vjp(reference.precision_diag, *ctx.saved_tensors)[1](grad)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        led = _lead(info.batch_size, in_dims, args, event_dims=(2, 1))
+        outputs, dims = _trail((PrecisionDiag.apply(*led),), info.batch_size)
+        return outputs[0], dims[0]
+
+
+def _fill(template: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """`template` with its tensors replaced, in order, its None left."""
+    left = iter(tensors)
+    return [None if t is None else next(left) for t in template]
+
+
+def _lead(
+    size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...], event_dims: tuple[int, ...], expand: bool = False
+) -> list[Any]:
+    """A vmap rule's tensors with the mapped dimension as the outermost batch dimension of all.
+
+    The first `len(event_dims)` arguments are tensors or None; tensors that are not mapped broadcast, or are expanded.
+    """
+    count = len(event_dims)
+    shapes = [
+        0 if t is None else t.dim() - e - (d is not None)
+        for t, d, e in zip(args[:count], in_dims[:count], event_dims, strict=True)
+    ]
+    inner = max(shapes)  # batch dimensions inside the mapped one
+    led = []
+    for tensor, dim, own in zip(args[:count], in_dims[:count], shapes, strict=True):
+        if tensor is not None and (dim is not None or expand):
+            tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            tensor = tensor[(slice(None),) + (None,) * (inner - own)]
+        led.append(tensor)
+    return [*led, *args[count:]]
+
+
+def _inner_shape(tensor: Tensor, dim: int | None) -> list[int]:
+    """The shape of one of a mapped tensor's elements."""
+    shape = list(tensor.shape)
+    if dim is not None:
+        del shape[dim]
+    return shape
+
+
+def _trail(outputs: tuple[Tensor, ...], size: int) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """A vmap rule's outputs and where they are mapped: a leading 1 that only broadcasts is taken away."""
+    mapped = [t.shape[0] == size for t in outputs]
+    tensors = tuple(t[0] if t.shape[0] == 1 != size else t for t in outputs)
+    return tensors, tuple(0 if m else None for m in mapped)

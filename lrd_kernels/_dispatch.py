@@ -1,0 +1,84 @@
+"""Which backend serves a call, or every reason why none does."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import NamedTuple
+
+from lrd_kernels import _load
+
+BACKENDS = ("cpu", "triton", "cuda", "reference")
+
+
+class BackendStatus(NamedTuple):
+    """Whether a backend can serve on this machine, and what it is or why it cannot."""
+
+    available: bool
+    detail: str
+
+
+_forced: str | None = None
+
+
+def backends() -> dict[str, BackendStatus]:
+    """Every backend by name: whether it is there, and why not."""
+    cpu = (
+        BackendStatus(True, f"compiled kernels, instruction set {_load.cpu_isa()}")
+        if _load.cpu_error is None
+        else BackendStatus(False, _load.cpu_error)
+    )
+    return {
+        "cpu": cpu,
+        "triton": BackendStatus(False, "this version has no Triton kernels"),
+        "cuda": BackendStatus(False, "this version has no CUDA kernels"),
+        "reference": BackendStatus(True, "plain torch in float64, on any device"),
+    }
+
+
+def choose(asked: str | None, device_type: str) -> str:
+    """The backend for tensors on `device_type`. One that was asked for by name serves or raises."""
+    name = asked if asked is not None else _forced
+    if name is None:
+        return "cpu" if device_type == "cpu" and _load.cpu_error is None else "reference"
+    if name == "reference" or (name == "cpu" and device_type == "cpu" and _load.cpu_error is None):
+        return name
+    _decline(name, device_type)
+    return name
+
+
+def _decline(name: str, device_type: str) -> None:
+    _check_name(name)
+    status = backends()[name]
+    if not status.available:
+        others = "; ".join(f"{other}: {s.detail}" for other, s in backends().items() if other != name)
+        raise RuntimeError(f"backend {name!r} is not available: {status.detail}. The others: {others}")
+    raise RuntimeError(f"backend {name!r} does not serve tensors on {device_type!r}")
+
+
+def _check_name(name: str | None) -> None:
+    if name is not None and name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))} or None; got {name!r}")
+
+
+class use_backend:
+    """Forces one backend for all calls that name none: `use_backend("reference")`, or as a context manager.
+
+    As a plain call it holds until the next one; None gives the choice back. It is process-wide.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        global _forced
+        _check_name(name)
+        if name is not None and not (status := backends()[name]).available:
+            raise RuntimeError(f"backend {name!r} is not available: {status.detail}")
+        self._previous = _forced
+        _forced = name
+
+    def __enter__(self) -> use_backend:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _forced
+        _forced = self._previous

@@ -1,0 +1,86 @@
+"""Defines the raw ops and their fake implementations. The compiled library registers the kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lrd_kernels import _load, _schemas
+
+__all__ = ["capacitance_fwd", "gram_fwd", "is_rank_major", "log_prob_bwd"]
+
+_library = torch.library.Library(_schemas.NAMESPACE, "DEF")
+for _name, _schema in _schemas.SCHEMAS.items():
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
+
+gram_fwd = torch.ops.lrd.gram_fwd.default
+capacitance_fwd = torch.ops.lrd.capacitance_fwd.default
+log_prob_bwd = torch.ops.lrd.log_prob_bwd.default
+
+cpu_error = _load.cpu_error
+
+
+def is_rank_major(cov_factor: Tensor) -> bool:
+    """Whether S, not R, is the contiguous dimension; the gradient of the factor is laid out the same way."""
+    return cov_factor.stride(-1) != 1 and cov_factor.stride(-2) == 1
+
+
+@torch.library.register_fake("lrd::gram_fwd", lib=_library)
+def _gram_fwd_fake(
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    value: Tensor | None,
+    loc: Tensor | None,
+    mask: Tensor | None,
+    eps: float | None,
+    precision: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    B, R = cov_diag.shape[0], cov_factor.shape[2]
+    N = 0 if value is None else value.shape[1]
+    new = cov_factor.new_empty
+    double = torch.float64
+    return new(B, R, R, dtype=double), new(B, N, R, dtype=double), new(B, N, dtype=double), new(B, dtype=double)
+
+
+@torch.library.register_fake("lrd::capacitance_fwd", lib=_library)
+def _capacitance_fwd_fake(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> tuple[Tensor, ...]:
+    return (
+        gram.new_empty(gram.shape),
+        gram.new_empty(gram.shape),
+        u.new_empty(u.shape),
+        quad.new_empty(quad.shape),
+        log_diag.new_empty(log_diag.shape),
+        log_diag.new_empty(log_diag.shape, dtype=torch.int32),
+        quad.new_empty(quad.shape, dtype=torch.int32),
+    )
+
+
+@torch.library.register_fake("lrd::log_prob_bwd", lib=_library)
+def _log_prob_bwd_fake(
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    value: Tensor | None,
+    loc: Tensor | None,
+    mask: Tensor | None,
+    eps: float | None,
+    precision: int,
+    chol_inv: Tensor,
+    z: Tensor,
+    info: Tensor,
+    value_info: Tensor,
+    grad_maha: Tensor,
+    grad_logdet: Tensor,
+    need_factor: bool,
+    need_diag: bool,
+    need_loc: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    F, S, R = cov_factor.shape
+    B, N = z.shape[:2]
+    new = cov_factor.new_empty
+    if not need_factor:
+        grad_factor = new(0)
+    elif is_rank_major(cov_factor):
+        grad_factor = new(F, R, S).mT
+    else:
+        grad_factor = new(F, S, R)
+    return grad_factor, new(B, S) if need_diag else new(0), new(B, N, S) if need_loc else new(0)

@@ -1,0 +1,33 @@
+"""Op name -> schema text: the single contract of all backends.
+
+Sizes: `F` factors serve `B` Gaussians, `B / F` consecutive ones each (`F == B` unless factors are shared); `N` values
+are scored against each Gaussian; `S` outputs, `R` rank. `value - loc` is the difference `r`; `loc` may be absent.
+With `eps`, `cov_diag` is raw and `D = eps + exp(cov_diag)`. `precision` is an index into `PRECISIONS`.
+"""
+
+NAMESPACE = "lrd"
+
+PRECISIONS = ("auto", "float64", "float32")
+
+_INPUTS = "Tensor cov_factor, Tensor cov_diag, Tensor? value, Tensor? loc, Tensor? mask, float? eps, int precision"
+
+SCHEMAS = {
+    # cov_factor [F, S, R], cov_diag [B, S], value and loc [B, N, S], mask [B, S]
+    # -> G [B, R, R], u [B, N, R], r^T w r [B, N], sum log D [B]; all float64
+    "gram_fwd": f"({_INPUTS}) -> (Tensor gram, Tensor u, Tensor quad, Tensor log_diag)",
+    # -> L [B, R, R], L^-1 [B, R, R], z [B, N, R], Mahalanobis [B, N], log-determinant [B] in float64, and
+    #    info [B] of the covariance and value_info [B, N] in int32: 0, or 1 where a number was not finite (NaN follows)
+    "capacitance_fwd": (
+        "(Tensor gram, Tensor u, Tensor quad, Tensor log_diag)"
+        " -> (Tensor chol, Tensor chol_inv, Tensor z, Tensor maha, Tensor logdet, Tensor info,"
+        " Tensor value_info)"
+    ),
+    # Gradients of sum_n grad_maha_n M_n + grad_logdet logdet: for cov_factor [F, S, R] in the factor's layout,
+    # cov_diag [B, S] (raw when eps is given) and loc [B, N, S], which for value is the same with the other sign.
+    # What is not needed comes back with no elements; what failed in the forward pass gets zeros.
+    "log_prob_bwd": (
+        f"({_INPUTS}, Tensor chol_inv, Tensor z, Tensor info, Tensor value_info, Tensor grad_maha,"
+        " Tensor grad_logdet, bool need_factor, bool need_diag, bool need_loc)"
+        " -> (Tensor grad_factor, Tensor grad_diag, Tensor grad_loc)"
+    ),
+}

@@ -1,0 +1,180 @@
+"""Argument checks, all in Python and before any kernel. Each error names the argument, what was wanted, what came."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from lrd_kernels._schemas import PRECISIONS
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+ON_FAILURE = ("raise", "nan")
+REDUCTIONS = ("mean", "sum", "none")
+
+
+class NotPositiveDefiniteError(torch.linalg.LinAlgError, ValueError):
+    """The covariance is not positive definite in any precision: see `index`, `smallest_diag` and `condition`.
+
+    Attributes:
+        index: where the first bad entry stands in its tensor, or None when every entry is good.
+        smallest_diag: the smallest entry of the diagonal.
+        condition: an upper estimate of the condition number of the capacitance matrix; NaN where it has none.
+    """
+
+    def __init__(self, message: str, index: tuple[int, ...] | None, smallest_diag: float, condition: float) -> None:
+        super().__init__(message)
+        self.index = index
+        self.smallest_diag = smallest_diag
+        self.condition = condition
+
+
+def option(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """A string argument that must be one of a few."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+
+
+def options(precision: str, on_failure: str) -> None:
+    option("precision", precision, PRECISIONS)
+    option("on_failure", on_failure, ON_FAILURE)
+
+
+def non_negative(name: str, value: Any) -> None:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number; got {type(value).__name__}")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be finite and not negative; got {value}")
+
+
+def gaussian(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = None, **vectors: Tensor) -> None:
+    """Types, dtypes, devices and shapes of one call. `vectors` are the [..., S] arguments by name."""
+    _is_tensor("cov_factor", cov_factor)
+    if cov_factor.dim() < 2:
+        raise ValueError(f"cov_factor must have shape [..., S, R]; got {_shape(cov_factor)}")
+    if cov_factor.dtype not in DTYPES:
+        raise TypeError(f"cov_factor must be float32, float64, bfloat16 or float16; got {cov_factor.dtype}")
+    S = cov_factor.shape[-2]
+    batch: tuple[int, ...] = cov_factor.shape[:-2]
+    for name, tensor in (("cov_diag", cov_diag), *vectors.items()):
+        _vector(name, tensor, S, cov_factor)
+        if tensor.dtype != cov_factor.dtype:
+            raise TypeError(
+                f"{name} must have cov_factor's dtype {cov_factor.dtype}; got {tensor.dtype}"
+                f" (cast it: {name}.to({cov_factor.dtype}))"
+            )
+        batch = _broadcast(batch, tensor.shape[:-1], name, tensor, cov_factor)
+    if mask is not None:
+        _vector("mask", mask, S, cov_factor)
+        if mask.dtype != torch.bool:
+            raise TypeError(f"mask must be bool, True where an output exists; got {mask.dtype}")
+        _broadcast(batch, mask.shape[:-1], "mask", mask, cov_factor)
+
+
+def _is_tensor(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense (strided) tensor; got layout {tensor.layout}")
+
+
+def _vector(name: str, tensor: Any, S: int, cov_factor: Tensor) -> None:
+    _is_tensor(name, tensor)
+    if tensor.dim() < 1 or tensor.shape[-1] != S:
+        raise ValueError(
+            f"{name} must have shape [..., S] with S = {S}, as in cov_factor {_shape(cov_factor)}; got {_shape(tensor)}"
+        )
+    if tensor.device != cov_factor.device:
+        raise ValueError(f"{name} must be on cov_factor's device {cov_factor.device}; got {tensor.device}")
+
+
+def _broadcast(
+    batch: tuple[int, ...], other: tuple[int, ...], name: str, tensor: Tensor, cov_factor: Tensor
+) -> tuple[int, ...]:
+    if batch == other or not other:
+        return batch
+    try:
+        return torch.broadcast_shapes(batch, other)
+    except RuntimeError:
+        raise ValueError(
+            f"batch dimensions of {name} {_shape(tensor)} do not broadcast with those of the arguments before it:"
+            f" {tuple(batch)} (cov_factor is {_shape(cov_factor)})"
+        ) from None
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def may_inspect(result: Tensor) -> bool:
+    """Whether numbers may be looked at: in eager mode on the CPU. Elsewhere a look would sync, or break a graph."""
+    return (
+        __debug__
+        and not torch.compiler.is_compiling()
+        and result.device.type == "cpu"
+        and type(result) in (Tensor, torch.nn.Parameter)
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def check_result(
+    result: Tensor,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    mask: Tensor | None,
+    eps: float | None = None,
+    **vectors: Tensor,
+) -> None:
+    """Raises when a result is NaN. Every bad number of the inputs shows there, so a good call costs one small look."""
+    if not may_inspect(result):
+        return
+    plain = result.detach()
+    if bool(plain.isnan().any()) if plain.numel() != 1 else plain.item() != plain.item():
+        explain(cov_factor, cov_diag, mask, eps, **vectors)
+
+
+def explain(
+    cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, eps: float | None = None, **vectors: Tensor
+) -> NoReturn:
+    """Finds the first bad entry and raises the error that names it."""
+    diag_name = "cov_diag" if eps is None else "raw_diag"
+    diag = cov_diag.detach().double() if eps is None else cov_diag.detach().double().exp() + eps
+    wide_mask = None if mask is None else mask.detach()
+    counted = diag if wide_mask is None else torch.where(wide_mask, diag, torch.inf)
+    smallest = float(counted.min()) if counted.numel() else float("nan")
+    spread = cov_factor.detach().double().square().sum(-1) / diag
+    spread = spread if wide_mask is None else torch.where(wide_mask, spread, 0)
+    condition = 1 + float(spread.sum(-1).max()) if spread.numel() else float("nan")
+
+    def covariance_error(message: str, index: tuple[int, ...] | None) -> NoReturn:
+        detail = f"; smallest diagonal entry {smallest:.6g}, condition number of the capacitance below {condition:.3g}"
+        raise NotPositiveDefiniteError(message + detail, index, smallest, condition)
+
+    if (index := _first(~(diag.isfinite() & (diag > 0)), wide_mask)) is not None:
+        got = _entry(cov_diag, index)
+        wanted = "positive and finite" if eps is None else f"such that {eps:g} + exp(raw) is positive and finite"
+        covariance_error(f"{diag_name}{list(index)} must be {wanted}; got {got:g}", index)
+    factor_mask = None if wide_mask is None else wide_mask[..., None]
+    if (index := _first(~cov_factor.detach().isfinite(), factor_mask)) is not None:
+        covariance_error(f"cov_factor{list(index)} must be finite; got {_entry(cov_factor, index):g}", index)
+    for name, tensor in vectors.items():
+        if (index := _first(~tensor.detach().isfinite(), wide_mask)) is not None:
+            raise ValueError(f"{name}{list(index)} must be finite; got {_entry(tensor, index):g}")
+    covariance_error("the numbers are finite, but their products exceed the range of float64", None)
+
+
+def _first(bad: Tensor, mask: Tensor | None) -> tuple[int, ...] | None:
+    """Index of the first bad entry that a mask does not exclude, in the broadcast shape."""
+    bad = bad if mask is None else bad & mask
+    flat = bad.reshape(-1)
+    if not bool(flat.any()):
+        return None
+    at = int(flat.to(torch.uint8).argmax())
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(at), bad.shape))
+
+
+def _entry(tensor: Tensor, index: tuple[int, ...]) -> float:
+    """The entry that a broadcast index falls on."""
+    own = index[len(index) - tensor.dim() :]
+    return float(tensor.detach()[tuple(i if n > 1 else 0 for i, n in zip(own, tensor.shape, strict=True))])

@@ -1,0 +1,154 @@
+"""The drop-in for `torch.distributions.LowRankMultivariateNormal`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.distributions import LowRankMultivariateNormal as TorchLowRankMultivariateNormal
+from torch.distributions.utils import lazy_property
+
+from lrd_kernels import _validate, functional
+
+__all__ = ["LowRankMultivariateNormal"]
+
+
+class LowRankMultivariateNormal(TorchLowRankMultivariateNormal):
+    """A multivariate normal with covariance `diag(cov_diag) + cov_factor cov_factor^T`, on the fused kernels.
+
+    Constructor, results and attributes are those of torch's class, of which this is a subclass. The difference is in
+    what it costs: nothing is factorised until a density is asked for, batches that share a factor or a diagonal are
+    not materialised, and float32 inputs are accumulated in float64.
+
+    `patch_torch` puts these same methods on torch's class, so none of them may call `super()`.
+
+    Args:
+        loc: mean, [..., S]
+        cov_factor: [..., S, R]
+        cov_diag: [..., S], positive
+        validate_args: whether bad numbers raise. On a GPU or in compiled code they are never looked for.
+    """
+
+    def __init__(self, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor, validate_args: bool | None = None) -> None:
+        batch_shape = _checked_batch_shape(loc, cov_factor, cov_diag)
+        event_shape = loc.shape[-1:]
+        self.loc = loc.expand(batch_shape + event_shape)
+        self.cov_factor = cov_factor.expand(batch_shape + cov_factor.shape[-2:])
+        self.cov_diag = cov_diag.expand(batch_shape + event_shape)
+        self._unbroadcasted_cov_factor = cov_factor
+        self._unbroadcasted_cov_diag = cov_diag
+        Distribution.__init__(self, batch_shape, event_shape, validate_args=False)
+        self._validate_args = Distribution._validate_args if validate_args is None else bool(validate_args)
+        if self._validate_args and _validate.may_inspect(cov_diag):
+            _check_parameters(self, loc, cov_factor, cov_diag)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        owner = (
+            LowRankMultivariateNormal if isinstance(self, LowRankMultivariateNormal) else TorchLowRankMultivariateNormal
+        )
+        new = self._get_checked_instance(owner, _instance)
+        batch_shape = torch.Size(batch_shape)
+        loc_shape = batch_shape + self.event_shape
+        new.loc = self.loc.expand(loc_shape)
+        new.cov_diag = self.cov_diag.expand(loc_shape)
+        new.cov_factor = self.cov_factor.expand(loc_shape + self.cov_factor.shape[-1:])
+        new._unbroadcasted_cov_factor = self._unbroadcasted_cov_factor
+        new._unbroadcasted_cov_diag = self._unbroadcasted_cov_diag
+        if "_capacitance_tril" in vars(self):
+            new._capacitance_tril = self._capacitance_tril
+        Distribution.__init__(new, batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @lazy_property
+    def _capacitance_tril(self) -> Tensor:
+        """Cholesky factor of `I + P^T D^-1 P`. torch's class has it eagerly, and other people's code reads it."""
+        return functional.capacitance_cholesky(self._unbroadcasted_cov_factor, self._unbroadcasted_cov_diag)[0]
+
+    # The dense matrices go through float64: in float32 their own Cholesky can fail where the covariance is good.
+    @lazy_property
+    def scale_tril(self) -> Tensor:
+        root = self._unbroadcasted_cov_diag.double().sqrt()[..., None]
+        scaled = self._unbroadcasted_cov_factor.double() / root
+        eye = torch.eye(scaled.shape[-2], dtype=scaled.dtype, device=scaled.device)
+        tril = root * torch.linalg.cholesky(eye + scaled @ scaled.mT)
+        return tril.to(self.loc.dtype).expand(self._batch_shape + self._event_shape + self._event_shape)
+
+    @lazy_property
+    def precision_matrix(self) -> Tensor:
+        P, D = self._unbroadcasted_cov_factor.double(), self._unbroadcasted_cov_diag.double()
+        chol = functional.capacitance_cholesky(P, D)[0]
+        half = torch.linalg.solve_triangular(chol, P.mT / D[..., None, :], upper=False)
+        precision = torch.diag_embed(D.reciprocal()) - half.mT @ half
+        return precision.to(self.loc.dtype).expand(self._batch_shape + self._event_shape + self._event_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if isinstance(value, Tensor) and torch.promote_types(value.dtype, self.loc.dtype) == self.loc.dtype:
+            value = value.to(self.loc.dtype)
+        return functional.log_prob(
+            value,
+            self.loc,
+            self._unbroadcasted_cov_factor,
+            self._unbroadcasted_cov_diag,
+            on_failure="raise" if self._validate_args else "nan",
+        )
+
+    def entropy(self) -> Tensor:
+        entropy = functional.entropy(
+            self._unbroadcasted_cov_factor,
+            self._unbroadcasted_cov_diag,
+            on_failure="raise" if self._validate_args else "nan",
+        )
+        return entropy.expand(self._batch_shape)
+
+    def rsample(self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+        return functional.rsample(
+            self.loc,
+            self._unbroadcasted_cov_factor,
+            self._unbroadcasted_cov_diag,
+            torch.Size(sample_shape),
+            generator=generator,
+        )
+
+    def sample(self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+        with torch.no_grad():
+            return self.rsample(sample_shape) if generator is None else self.rsample(sample_shape, generator=generator)
+
+
+def _checked_batch_shape(loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> torch.Size:
+    """The broadcast batch shape, or torch's own errors."""
+    if loc.dim() < 1:
+        raise ValueError("loc must be at least one-dimensional.")
+    if cov_factor.dim() < 2:
+        raise ValueError("cov_factor must be at least two-dimensional, with optional leading batch dimensions")
+    if cov_factor.shape[-2] != loc.shape[-1]:
+        raise ValueError(
+            f"cov_factor must be a batch of matrices with shape {loc.shape[-1]} x m; got {tuple(cov_factor.shape)}"
+        )
+    if cov_diag.shape[-1:] != loc.shape[-1:]:
+        raise ValueError(
+            f"cov_diag must be a batch of vectors with shape {tuple(loc.shape[-1:])}; got {tuple(cov_diag.shape)}"
+        )
+    try:
+        return torch.broadcast_shapes(loc.shape[:-1], cov_factor.shape[:-2], cov_diag.shape[:-1])
+    except RuntimeError:
+        raise ValueError(
+            f"Incompatible batch shapes: loc {tuple(loc.shape)}, cov_factor {tuple(cov_factor.shape)},"
+            f" cov_diag {tuple(cov_diag.shape)}"
+        ) from None
+
+
+def _check_parameters(distribution: Distribution, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> None:
+    """torch's constraints on the parameters. NaN shows in a sum, which needs no temporary of the factor's size."""
+    for name, tensor in (("loc", loc), ("cov_factor", cov_factor), ("cov_diag", cov_diag)):
+        plain = tensor.detach()
+        if plain.numel() == 0 or not (bool(plain.sum().isnan()) or (name == "cov_diag" and not bool(plain.min() > 0))):
+            continue
+        constraint = distribution.arg_constraints[name]
+        if not bool(constraint.check(plain).all()):
+            raise ValueError(
+                f"Expected parameter {name} ({type(plain).__name__} of shape {tuple(plain.shape)}) of distribution"
+                f" {distribution!r} to satisfy the constraint {constraint!r}, but found invalid values:\n{plain}"
+            )

@@ -1,0 +1,287 @@
+"""The functions of the package: names, defaults and the choice of a backend.
+
+All take `cov_factor` [..., S, R] and `cov_diag` [..., S], standing for `Sigma = diag(cov_diag) + cov_factor
+cov_factor^T`. Batch dimensions broadcast and are not materialised. `cov_factor` may have any strides: row-major (R
+contiguous) and rank-major (S contiguous, a `[..., R, S]` tensor passed as `.mT`) are both read in place. float32,
+float64, bfloat16 and float16 are accepted, all tensors of a call in one dtype; sums are accumulated in float64, scalar
+results of half types come back in float32, and gradients have the input's dtype.
+
+Common arguments:
+    mask: bool [..., S], True where an output exists. A False output adds nothing and gets a zero gradient; its value,
+        mean, diagonal and factor row may be anything, NaN included.
+    precision: "auto" (always within the error budget), "float64" or "float32" for the products of the kernels.
+    on_failure: "raise" for an error that names the first bad number, "nan" for NaN in the bad items alone, with zero
+        gradients. On a GPU and in compiled or transformed (torch.func) code nothing is inspected: it is always "nan".
+    backend: a name of `backends()`, or None for the best that serves these tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lrd_kernels import _autograd, _dispatch, _validate, reference
+from lrd_kernels._batch import Batch
+from lrd_kernels._schemas import PRECISIONS
+from lrd_kernels.reference import LOG_2PI
+
+__all__ = [
+    "capacitance_cholesky",
+    "entropy",
+    "log_prob",
+    "logdet",
+    "mahalanobis",
+    "matvec",
+    "nll_loss",
+    "rsample",
+    "solve",
+]
+
+
+def log_prob(
+    value: Tensor,
+    loc: Tensor,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    *,
+    mask: Tensor | None = None,
+    precision: str = "auto",
+    on_failure: str = "raise",
+    backend: str | None = None,
+) -> Tensor:
+    """Log-density of `value` [..., S] under the Gaussian with mean `loc` [..., S]: shape [...]."""
+    _validate.gaussian(cov_factor, cov_diag, mask, loc=loc, value=value)
+    result = _terms(
+        *(value, loc, cov_factor, cov_diag, mask, None, precision, on_failure, backend),
+        maha=-0.5,
+        logdet=-0.5,
+        per_output=-0.5 * LOG_2PI,
+    )
+    if on_failure == "raise":
+        _validate.check_result(result, cov_factor, cov_diag, mask, value=value, loc=loc)
+    return result
+
+
+def mahalanobis(
+    diff: Tensor,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    *,
+    mask: Tensor | None = None,
+    precision: str = "auto",
+    on_failure: str = "raise",
+    backend: str | None = None,
+) -> Tensor:
+    """The squared distance `diff^T Sigma^-1 diff` of `diff` [..., S]: shape [...]."""
+    _validate.gaussian(cov_factor, cov_diag, mask, diff=diff)
+    result = _terms(
+        *(diff, None, cov_factor, cov_diag, mask, None, precision, on_failure, backend),
+        maha=1.0,
+        logdet=0.0,
+    )
+    if on_failure == "raise":
+        _validate.check_result(result, cov_factor, cov_diag, mask, diff=diff)
+    return result
+
+
+def logdet(
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    *,
+    mask: Tensor | None = None,
+    precision: str = "auto",
+    on_failure: str = "raise",
+    backend: str | None = None,
+) -> Tensor:
+    """Log-determinant of Sigma, of its unmasked part with a mask: shape [...]."""
+    _validate.gaussian(cov_factor, cov_diag, mask)
+    result = _terms(
+        *(None, None, cov_factor, cov_diag, mask, None, precision, on_failure, backend),
+        maha=0.0,
+        logdet=1.0,
+    )
+    if on_failure == "raise":
+        _validate.check_result(result, cov_factor, cov_diag, mask)
+    return result
+
+
+def entropy(
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    *,
+    mask: Tensor | None = None,
+    precision: str = "auto",
+    on_failure: str = "raise",
+    backend: str | None = None,
+) -> Tensor:
+    """Differential entropy in nats: shape [...]."""
+    _validate.gaussian(cov_factor, cov_diag, mask)
+    result = _terms(
+        *(None, None, cov_factor, cov_diag, mask, None, precision, on_failure, backend),
+        maha=0.0,
+        logdet=0.5,
+        per_output=0.5 * (1 + LOG_2PI),
+    )
+    if on_failure == "raise":
+        _validate.check_result(result, cov_factor, cov_diag, mask)
+    return result
+
+
+def nll_loss(
+    mean: Tensor,
+    raw_diag: Tensor,
+    cov_factor: Tensor,
+    target: Tensor,
+    *,
+    eps: float = 0.01,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    precision: str = "auto",
+    on_failure: str = "raise",
+    backend: str | None = None,
+) -> Tensor:
+    """Negative log-density of `target` [..., S] per (unmasked) output, with the diagonal `eps + exp(raw_diag)`.
+
+    `eps` bounds the variance from below. The exponential is taken inside the kernels, without a temporary.
+
+    Args:
+        reduction: over batch items: "mean", "sum", or "none" for shape [...].
+    """
+    _validate.gaussian(cov_factor, raw_diag, mask, mean=mean, target=target)
+    _validate.option("reduction", reduction, _validate.REDUCTIONS)
+    _validate.non_negative("eps", eps)
+    result = _terms(
+        *(target, mean, cov_factor, raw_diag, mask, float(eps), precision, on_failure, backend),
+        maha=0.5,
+        logdet=0.5,
+        per_output=0.5 * LOG_2PI,
+    )
+    if on_failure == "raise":
+        _validate.check_result(result, cov_factor, raw_diag, mask, float(eps), mean=mean, target=target)
+    result = result / (max(raw_diag.shape[-1], 1) if mask is None else mask.sum(-1).clamp(min=1))
+    if reduction == "none":
+        return result
+    return result.mean() if reduction == "mean" else result.sum()
+
+
+def capacitance_cholesky(
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    *,
+    mask: Tensor | None = None,
+    precision: str = "auto",
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Lower Cholesky factor [..., R, R] of the capacitance `I + P^T D^-1 P`, and `info` [...].
+
+    `info` is 0 for a good item and 1 where a number was not finite or the diagonal not positive; there the factor is
+    NaN. Nothing is raised for such values.
+    """
+    _validate.gaussian(cov_factor, cov_diag, mask)
+    _validate.option("precision", precision, PRECISIONS)
+    if _dispatch.choose(backend, cov_factor.device.type) == "reference":
+        return reference.capacitance_cholesky(cov_factor, cov_diag, mask=mask)
+    return _autograd.CapacitanceCholesky.apply(cov_factor, cov_diag, mask, PRECISIONS.index(precision))
+
+
+def solve(
+    rhs: Tensor,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    *,
+    precision: str = "auto",
+    on_failure: str = "raise",
+    backend: str | None = None,
+) -> Tensor:
+    """`Sigma^-1 rhs` for vectors `rhs` [..., S]: shape [..., S]."""
+    _validate.gaussian(cov_factor, cov_diag, rhs=rhs)
+    _validate.options(precision, on_failure)
+    if _dispatch.choose(backend, cov_factor.device.type) == "reference":
+        result = reference.solve(rhs, cov_factor, cov_diag)
+    else:
+        result = _autograd.Solve.apply(rhs, cov_factor, cov_diag, PRECISIONS.index(precision))[0]
+    if on_failure == "raise":
+        # One bad number makes a whole item NaN, so one entry of each tells.
+        _validate.check_result(result[..., :1], cov_factor, cov_diag, None, rhs=rhs)
+    return result
+
+
+def matvec(vec: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
+    """`Sigma vec` for vectors `vec` [..., S]: shape [..., S]."""
+    _validate.gaussian(cov_factor, cov_diag, vec=vec)
+    batch = Batch(cov_factor, cov_diag, None, (vec,))
+    P = _multipliable(batch.factor(cov_factor))  # [F, S, R]
+    v = _multipliable(batch.values(vec).reshape(P.shape[0], -1, P.shape[1]))  # [F, K N, S]
+    low_rank = ((v @ P) @ P.mT).reshape(batch.B, batch.N, -1)
+    return cov_diag * vec + batch.from_values(low_rank).to(vec.dtype)
+
+
+def rsample(
+    loc: Tensor,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    sample_shape: Sequence[int] = (),
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Reparameterised samples, differentiable in all parameters: shape [*sample_shape, ..., S].
+
+    Draws the same numbers as `torch.distributions.LowRankMultivariateNormal.rsample` from the same generator state.
+    """
+    _validate.gaussian(cov_factor, cov_diag, loc=loc)
+    batch_shape = torch.broadcast_shapes(loc.shape[:-1], cov_factor.shape[:-2], cov_diag.shape[:-1])
+    shape = (*sample_shape, *batch_shape)
+    noise_factor, noise_diag = (
+        torch.randn((*shape, size), dtype=loc.dtype, device=loc.device, generator=generator)
+        for size in (cov_factor.shape[-1], cov_factor.shape[-2])
+    )
+    # The factor is shared by all samples: bring them together as the rows of one product.
+    batch = Batch(cov_factor, cov_diag, None, (noise_diag,))
+    P = _multipliable(batch.factor(cov_factor))  # [F, S, R]
+    noise = _multipliable(batch.values(noise_factor).reshape(P.shape[0], -1, P.shape[2]))  # [F, K N, R]
+    low_rank = (noise @ P.mT).reshape(batch.B, batch.N, -1)
+    return loc + batch.from_values(low_rank).to(loc.dtype) + cov_diag.sqrt() * noise_diag
+
+
+def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
+    """Diagonal of `Sigma^-1`: shape [..., S]. Not public: KL divergences need it."""
+    if _dispatch.choose(None, cov_factor.device.type) == "reference":
+        return reference.precision_diag(cov_factor, cov_diag)
+    return _autograd.PrecisionDiag.apply(cov_factor, cov_diag)
+
+
+def _terms(
+    value: Tensor | None,
+    loc: Tensor | None,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    mask: Tensor | None,
+    eps: float | None,
+    precision: str,
+    on_failure: str,
+    backend: str | None,
+    *,
+    maha: float,
+    logdet: float,
+    per_output: float = 0.0,
+) -> Tensor:
+    """`maha * M + logdet * log det Sigma + per_output * (number of outputs)`: the core of all scalar functions."""
+    _validate.options(precision, on_failure)
+    constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
+    if _dispatch.choose(backend, cov_factor.device.type) == "reference":
+        result = reference.terms(
+            *(value, loc, cov_factor, cov_diag), mask=mask, eps=eps, maha=maha, logdet=logdet, constant=constant
+        )
+    else:
+        terms = _autograd.Terms(maha, logdet, constant, eps, PRECISIONS.index(precision))
+        result = _autograd.LogProb.apply(value, loc, cov_factor, cov_diag, mask, terms)[0]
+    if mask is not None and per_output != 0.0:
+        result = result + per_output * mask.sum(-1)
+    return result
+
+
+def _multipliable(matrix: Tensor) -> Tensor:
+    """Half types widened on the CPU, where their matrix products lose accuracy or, on some machines, trap."""
+    return matrix.float() if matrix.device.type == "cpu" and matrix.dtype.itemsize == 2 else matrix

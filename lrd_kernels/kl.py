@@ -1,0 +1,105 @@
+"""Kullback-Leibler divergences of `LowRankMultivariateNormal`, in every pairing that torch has, and with a diagonal.
+
+    KL(p | q) = 1/2 (log det Sq - log det Sp + tr(Sq^-1 Sp) + (mq - mp)^T Sq^-1 (mq - mp) - S)
+
+With a low-rank q, the trace is `sum_i D_i [Sq^-1]_ii` for the diagonal part of p and a sum of Mahalanobis terms for the
+columns of its factor: the columns are values scored against q, all in one pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Independent, MultivariateNormal, Normal, register_kl
+from torch.distributions import LowRankMultivariateNormal as TorchLowRankMultivariateNormal
+
+from lrd_kernels import functional
+from lrd_kernels.distribution import LowRankMultivariateNormal
+
+
+def _parts(distribution: TorchLowRankMultivariateNormal) -> tuple[Tensor, Tensor]:
+    return distribution._unbroadcasted_cov_factor, distribution._unbroadcasted_cov_diag
+
+
+def _check_events(p: torch.distributions.Distribution, q: torch.distributions.Distribution) -> None:
+    if p.event_shape != q.event_shape:
+        raise ValueError(
+            f"KL divergence needs equal event shapes; got {tuple(p.event_shape)} and {tuple(q.event_shape)}"
+        )
+
+
+def _column_maha(columns: Tensor, q: TorchLowRankMultivariateNormal) -> Tensor:
+    """tr(X^T Sq^-1 X) for X [..., S, C]"""
+    factor, diag = _parts(q)
+    return functional.mahalanobis(columns.movedim(-1, 0), factor, diag).sum(0)
+
+
+@register_kl(LowRankMultivariateNormal, LowRankMultivariateNormal)
+@register_kl(LowRankMultivariateNormal, TorchLowRankMultivariateNormal)
+@register_kl(TorchLowRankMultivariateNormal, LowRankMultivariateNormal)
+def _kl_low_rank_low_rank(p: TorchLowRankMultivariateNormal, q: TorchLowRankMultivariateNormal) -> Tensor:
+    _check_events(p, q)
+    (p_factor, p_diag), (q_factor, q_diag) = _parts(p), _parts(q)
+    logs = functional.logdet(q_factor, q_diag) - functional.logdet(p_factor, p_diag)
+    trace = (p_diag * functional.precision_diag(q_factor, q_diag)).sum(-1) + _column_maha(p_factor, q)
+    maha = functional.mahalanobis(q.loc - p.loc, q_factor, q_diag)
+    return 0.5 * (logs + trace + maha - p.event_shape[0])
+
+
+@register_kl(MultivariateNormal, LowRankMultivariateNormal)
+def _kl_dense_low_rank(p: MultivariateNormal, q: LowRankMultivariateNormal) -> Tensor:
+    _check_events(p, q)
+    q_factor, q_diag = _parts(q)
+    tril = p._unbroadcasted_scale_tril
+    logs = functional.logdet(q_factor, q_diag) - 2 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    maha = functional.mahalanobis(q.loc - p.loc, q_factor, q_diag)
+    return 0.5 * (logs + _column_maha(tril, q) + maha - p.event_shape[0])
+
+
+@register_kl(LowRankMultivariateNormal, MultivariateNormal)
+def _kl_low_rank_dense(p: LowRankMultivariateNormal, q: MultivariateNormal) -> Tensor:
+    _check_events(p, q)
+    p_factor, p_diag = _parts(p)
+    tril = q._unbroadcasted_scale_tril
+    batch = torch.broadcast_shapes(tril.shape[:-2], p_factor.shape[:-2], p_diag.shape[:-1], q.loc.shape[:-1])
+    columns = torch.cat(
+        [
+            p_factor.expand(*batch, *p_factor.shape[-2:]),
+            torch.diag_embed(p_diag.sqrt()).expand(*batch, *tril.shape[-2:]),
+            (q.loc - p.loc)[..., None].expand(*batch, tril.shape[-1], 1),
+        ],
+        dim=-1,
+    )
+    whitened = torch.linalg.solve_triangular(tril.expand(*batch, *tril.shape[-2:]), columns, upper=False)
+    logs = 2 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - functional.logdet(p_factor, p_diag)
+    return 0.5 * (logs + whitened.square().sum((-2, -1)) - p.event_shape[0])
+
+
+@register_kl(LowRankMultivariateNormal, Independent)
+def _kl_low_rank_diagonal(p: LowRankMultivariateNormal, q: Independent) -> Tensor:
+    _check_diagonal(q)
+    _check_events(p, q)
+    p_factor, p_diag = _parts(p)
+    variance = q.base_dist.variance
+    logs = variance.log().sum(-1) - functional.logdet(p_factor, p_diag)
+    return 0.5 * (logs + ((p.variance + (q.mean - p.loc).square()) / variance).sum(-1) - p.event_shape[0])
+
+
+@register_kl(Independent, LowRankMultivariateNormal)
+def _kl_diagonal_low_rank(p: Independent, q: LowRankMultivariateNormal) -> Tensor:
+    _check_diagonal(p)
+    _check_events(p, q)
+    q_factor, q_diag = _parts(q)
+    variance = p.base_dist.variance
+    logs = functional.logdet(q_factor, q_diag) - variance.log().sum(-1)
+    trace = (variance * functional.precision_diag(q_factor, q_diag)).sum(-1)
+    maha = functional.mahalanobis(q.loc - p.mean, q_factor, q_diag)
+    return 0.5 * (logs + trace + maha - p.event_shape[0])
+
+
+def _check_diagonal(distribution: Independent) -> None:
+    if not isinstance(distribution.base_dist, Normal) or len(distribution.event_shape) != 1:
+        raise NotImplementedError(
+            "KL divergence of a LowRankMultivariateNormal is defined for Independent(Normal(...), 1);"
+            f" got {distribution}"
+        )

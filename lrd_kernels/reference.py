@@ -1,0 +1,176 @@
+"""Plain torch, differentiable twice: this file defines what is correct.
+
+Everything is computed in `dtype`, float64 unless told otherwise, whatever the inputs are; results come back in
+`result_dtype(input dtype)`. A batch item with a bad number gives NaN and zero gradients, the others are untouched.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+def result_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of log-probabilities and the like: a half type could not hold them."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def positive_diag(raw: Tensor, eps: float) -> Tensor:
+    """The diagonal `eps + exp(raw)`."""
+    return eps + raw.exp()
+
+
+def terms(
+    value: Tensor | None,
+    loc: Tensor | None,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    *,
+    mask: Tensor | None = None,
+    eps: float | None = None,
+    maha: float,
+    logdet: float,
+    constant: float | Tensor = 0.0,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """`maha * M + logdet * log det Sigma + constant`, of which every other scalar here is a case.
+
+    `M` is the Mahalanobis term of `value - loc`; it is left out without `value`, and `loc` may be absent. With `eps`,
+    the diagonal is `positive_diag(cov_diag, eps)`.
+    """
+    P, D, good = _prepare(cov_factor, cov_diag, mask, eps, dtype)
+    chol = _capacitance_tril(P, D)
+    result = logdet * (2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1) + D.log().sum(-1)) + constant
+    if value is not None:
+        diff = value.to(dtype) if loc is None else value.to(dtype) - loc.to(dtype)
+        r, good_diff = _prepare_vector(diff, mask)
+        z = _capacitance_solve(chol, _project(P, r / D))
+        # |D^-1/2 (r - P z)|^2 + |z|^2 equals r^T D^-1 r - u^T z, without its cancellation
+        result = result + maha * (((r - _lift(P, z)).square() / D).sum(-1) + z.square().sum(-1))
+        good = good & good_diff
+    return torch.where(good, result, math.nan).to(result_dtype(cov_factor.dtype))
+
+
+def log_prob(
+    value: Tensor,
+    loc: Tensor,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    *,
+    mask: Tensor | None = None,
+    eps: float | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Log-density of `value` [..., S] under N(loc, diag(cov_diag) + cov_factor cov_factor^T)."""
+    constant = -0.5 * LOG_2PI * _count(cov_diag, mask, dtype)
+    return terms(
+        *(value, loc, cov_factor, cov_diag), mask=mask, eps=eps, maha=-0.5, logdet=-0.5, constant=constant, dtype=dtype
+    )
+
+
+def mahalanobis(
+    diff: Tensor,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    *,
+    mask: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """The squared distance `diff^T Sigma^-1 diff`."""
+    return terms(diff, None, cov_factor, cov_diag, mask=mask, maha=1.0, logdet=0.0, dtype=dtype)
+
+
+def logdet(
+    cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Log-determinant of Sigma."""
+    return terms(None, None, cov_factor, cov_diag, mask=mask, maha=0.0, logdet=1.0, dtype=dtype)
+
+
+def entropy(
+    cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Differential entropy in nats."""
+    constant = 0.5 * (1 + LOG_2PI) * _count(cov_diag, mask, dtype)
+    return terms(*(None, None, cov_factor, cov_diag), mask=mask, maha=0.0, logdet=0.5, constant=constant, dtype=dtype)
+
+
+def capacitance_cholesky(
+    cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Lower Cholesky factor of `I + P^T D^-1 P` and, per batch item, 0 or 1 where a number was not finite."""
+    P, D, good = _prepare(cov_factor, cov_diag, mask, None, dtype)
+    chol = torch.where(good[..., None, None], _capacitance_tril(P, D), math.nan)
+    return chol.to(result_dtype(cov_factor.dtype)), (~good).to(torch.int32)
+
+
+def solve(rhs: Tensor, cov_factor: Tensor, cov_diag: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    """`Sigma^-1 rhs` for vectors rhs [..., S]."""
+    P, D, good = _prepare(cov_factor, cov_diag, None, None, dtype)
+    r, good_rhs = _prepare_vector(rhs.to(dtype), None)
+    z = _capacitance_solve(_capacitance_tril(P, D), _project(P, r / D))
+    return torch.where((good & good_rhs)[..., None], (r - _lift(P, z)) / D, math.nan).to(cov_factor.dtype)
+
+
+def matvec(vec: Tensor, cov_factor: Tensor, cov_diag: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    """`Sigma vec` for vectors vec [..., S]."""
+    v, P, D = vec.to(dtype), cov_factor.to(dtype), cov_diag.to(dtype)
+    return (D * v + _lift(P, _project(P, v))).to(cov_factor.dtype)
+
+
+def precision_diag(cov_factor: Tensor, cov_diag: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Diagonal of Sigma^-1."""
+    P, D, good = _prepare(cov_factor, cov_diag, None, None, dtype)
+    v = torch.linalg.solve_triangular(_capacitance_tril(P, D), P.mT, upper=False)
+    diag = (1 - v.square().sum(-2) / D) / D
+    return torch.where(good[..., None], diag, math.nan).to(cov_factor.dtype)
+
+
+def _prepare(
+    cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, eps: float | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Factor and diagonal in `dtype` with what a mask excludes, and every bad item, replaced by harmless numbers.
+
+    Selected, never multiplied: 0 * NaN is NaN. The third result tells which items are good.
+    """
+    P, D = cov_factor.to(dtype), cov_diag.to(dtype)
+    if mask is not None:
+        P = torch.where(mask[..., None], P, 0)
+        D = torch.where(mask, D, 0 if eps is not None else 1)
+    if eps is not None:
+        D = positive_diag(D, eps)
+        D = D if mask is None else torch.where(mask, D, 1)
+    good = P.isfinite().all(-1).all(-1) & (D.isfinite() & (D > 0)).all(-1)
+    return torch.where(good[..., None, None], P, 0), torch.where(good[..., None], D, 1), good
+
+
+def _prepare_vector(vector: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same for a difference or a right-hand side."""
+    vector = vector if mask is None else torch.where(mask, vector, 0)
+    good = vector.isfinite().all(-1)
+    return torch.where(good[..., None], vector, 0), good
+
+
+def _capacitance_tril(P: Tensor, D: Tensor) -> Tensor:
+    eye = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
+    return torch.linalg.cholesky(eye + P.mT @ (P / D[..., None]))
+
+
+def _capacitance_solve(chol: Tensor, u: Tensor) -> Tensor:
+    return torch.cholesky_solve(u[..., None], chol)[..., 0]
+
+
+def _project(P: Tensor, v: Tensor) -> Tensor:
+    return (P.mT @ v[..., None])[..., 0]
+
+
+def _lift(P: Tensor, z: Tensor) -> Tensor:
+    return (P @ z[..., None])[..., 0]
+
+
+def _count(cov_diag: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor | int:
+    return cov_diag.shape[-1] if mask is None else mask.sum(-1).to(dtype)

@@ -1,0 +1,113 @@
+"""Puts the kernels into torch's own class, for models that cannot or need not be changed."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.distributions import LowRankMultivariateNormal as Target
+
+from lrd_kernels.distribution import LowRankMultivariateNormal
+
+__all__ = ["patch_torch"]
+
+_REPLACED = (
+    "__init__",
+    "expand",
+    "log_prob",
+    "entropy",
+    "rsample",
+    "sample",
+    "scale_tril",
+    "precision_matrix",
+    "_capacitance_tril",
+)
+# What torch's class has to look like for its methods to be replaced: signatures, and what an instance holds.
+_PARAMETERS = {
+    "__init__": ["self", "loc", "cov_factor", "cov_diag", "validate_args"],
+    "expand": ["self", "batch_shape", "_instance"],
+    "log_prob": ["self", "value"],
+    "entropy": ["self"],
+    "rsample": ["self", "sample_shape"],
+}
+_ATTRIBUTES = {
+    *("loc", "cov_factor", "cov_diag", "_capacitance_tril"),
+    *("_unbroadcasted_cov_factor", "_unbroadcasted_cov_diag", "_batch_shape", "_event_shape"),
+}
+
+_originals: dict[str, Any] = {}
+_active: list[patch_torch] = []
+
+
+class patch_torch:
+    """Gives `torch.distributions.LowRankMultivariateNormal` the kernels, in place.
+
+    What inherits from torch's class, or imported it long ago, changes too. As a plain call it holds until `undo()` of
+    what it returns; as a context manager it is undone at the end of the block. Patches nest. Distributions made under
+    the patch go on working after it, and those made before it work under it.
+
+    Raises:
+        RuntimeError: on a torch whose class has changed shape. `lrd_kernels.LowRankMultivariateNormal` does not depend
+            on that and can be used directly.
+    """
+
+    def __init__(self) -> None:
+        if not _active:
+            _refuse_unknown_class()
+            for name in _REPLACED:
+                if name in vars(Target):
+                    _originals[name] = vars(Target)[name]
+                setattr(Target, name, vars(LowRankMultivariateNormal)[name])
+        _active.append(self)
+
+    def undo(self) -> None:
+        """Takes this patch back; torch's own methods return with the last one. A second call does nothing."""
+        if self not in _active:
+            return
+        _active.remove(self)
+        if _active:
+            return
+        _complete_instances()
+        for name in _REPLACED:
+            if name in _originals:
+                setattr(Target, name, _originals.pop(name))
+            else:
+                delattr(Target, name)
+
+    def __enter__(self) -> patch_torch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def _refuse_unknown_class() -> None:
+    differences = [
+        f"{name}{inspect.signature(getattr(Target, name))}"
+        for name, parameters in _PARAMETERS.items()
+        if list(inspect.signature(getattr(Target, name)).parameters) != parameters
+    ]
+    if "__init__" not in " ".join(differences):
+        held = set(vars(Target(torch.zeros(1), torch.zeros(1, 1), torch.ones(1))))
+        differences += sorted(_ATTRIBUTES - held)
+    if differences:
+        raise RuntimeError(
+            f"torch {torch.__version__}: LowRankMultivariateNormal is not the class that patch_torch knows"
+            f" ({', '.join(differences)}). Use lrd_kernels.LowRankMultivariateNormal instead."
+        )
+
+
+def _complete_instances() -> None:
+    """torch's own methods read `_capacitance_tril` from the instance: give it to those that were made without.
+
+    Instances are found through the garbage collector rather than recorded when they are made, because copies and
+    unpickled ones run no constructor, and a record in the constructor would break compiled graphs.
+    """
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), Target) and not issubclass(type(candidate), LowRankMultivariateNormal):
+            _ = candidate._capacitance_tril
