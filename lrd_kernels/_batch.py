@@ -101,6 +101,15 @@ class Batch:
         sizes = [self.shape[d] for d in self.order]
         return self._restored(tensor.reshape(*sizes, *tensor.shape[2:]), tensor.dim() - 2)
 
+    def rows(self, tensor: Tensor) -> Tensor:
+        """[..., M] -> [F, K N, M]: all that shares a factor as the rows of one matrix"""
+        per_factor = self.B // max(self.F, 1) * self.N
+        return self.values(tensor).reshape(self.F, per_factor, tensor.shape[-1])
+
+    def from_rows(self, tensor: Tensor) -> Tensor:
+        """[F, K N, M] -> [..., M]"""
+        return self.from_values(tensor.reshape(self.B, self.N, tensor.shape[-1]))
+
     def _ordered(self, tensor: Tensor, event_dims: int) -> Tensor:
         n = len(self.shape)
         batch_dims = tensor.dim() - event_dims

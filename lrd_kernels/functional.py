@@ -213,9 +213,8 @@ def matvec(vec: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
     _validate.gaussian(cov_factor, cov_diag, vec=vec)
     batch = Batch(cov_factor, cov_diag, None, (vec,))
     P = _multipliable(batch.factor(cov_factor))  # [F, S, R]
-    v = _multipliable(batch.values(vec).reshape(P.shape[0], -1, P.shape[1]))  # [F, K N, S]
-    low_rank = ((v @ P) @ P.mT).reshape(batch.B, batch.N, -1)
-    return cov_diag * vec + batch.from_values(low_rank).to(vec.dtype)
+    v = _multipliable(batch.rows(vec))  # [F, K N, S]
+    return cov_diag * vec + batch.from_rows((v @ P) @ P.mT).to(vec.dtype)
 
 
 def rsample(
@@ -240,9 +239,8 @@ def rsample(
     # The factor is shared by all samples: bring them together as the rows of one product.
     batch = Batch(cov_factor, cov_diag, None, (noise_diag,))
     P = _multipliable(batch.factor(cov_factor))  # [F, S, R]
-    noise = _multipliable(batch.values(noise_factor).reshape(P.shape[0], -1, P.shape[2]))  # [F, K N, R]
-    low_rank = (noise @ P.mT).reshape(batch.B, batch.N, -1)
-    return loc + batch.from_values(low_rank).to(loc.dtype) + cov_diag.sqrt() * noise_diag
+    noise = _multipliable(batch.rows(noise_factor))  # [F, K N, R]
+    return loc + batch.from_rows(noise @ P.mT).to(loc.dtype) + cov_diag.sqrt() * noise_diag
 
 
 def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
@@ -278,7 +276,7 @@ def _terms(
         terms = _autograd.Terms(maha, logdet, constant, eps, PRECISIONS.index(precision))
         result = _autograd.LogProb.apply(value, loc, cov_factor, cov_diag, mask, terms)[0]
     if mask is not None and per_output != 0.0:
-        result = result + per_output * mask.sum(-1)
+        result = result + (per_output * mask.sum(-1, dtype=torch.float64)).to(result.dtype)
     return result
 
 

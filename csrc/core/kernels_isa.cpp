@@ -10,13 +10,13 @@
 namespace lrd {
 namespace LRD_ISA_NAMESPACE {
 
-// Index order is that of DType and Compute. A float64 input is never narrowed.
-#define LRD_INSTANCES(kernel)                                                                        \
-  {                                                                                                  \
-    {kernel<float, float>, kernel<float, double>}, {kernel<double, double>, kernel<double, double>}, \
-        {kernel<BFloat16, float>, kernel<BFloat16, double>}, {                                       \
-      kernel<Half, float>, kernel<Half, double>                                                      \
-    }                                                                                                \
+// Index order is that of DType and Compute; compute_for() never asks for the empty place.
+#define LRD_INSTANCES(kernel)                                                         \
+  {                                                                                   \
+    {kernel<float, float>, kernel<float, double>}, {nullptr, kernel<double, double>}, \
+        {kernel<BFloat16, float>, kernel<BFloat16, double>}, {                        \
+      kernel<Half, float>, kernel<Half, double>                                       \
+    }                                                                                 \
   }
 
 extern const Kernels table;

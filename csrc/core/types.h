@@ -12,6 +12,11 @@ constexpr int kDTypes = 4;
 enum class Compute : int { f32 = 0, f64 = 1 };
 constexpr int kComputes = 2;
 
+// A float64 input is never narrowed.
+constexpr Compute compute_for(DType dtype, bool float32) {
+  return float32 && dtype != DType::f64 ? Compute::f32 : Compute::f64;
+}
+
 // Storage of the two half types: bits only, converted by load()/store() in convert.h.
 struct BFloat16 {
   uint16_t bits;

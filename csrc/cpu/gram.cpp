@@ -48,7 +48,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gram_fwd_cpu(const Tensor& cov_factor
                                                         std::optional<Tensor> mask, std::optional<double> eps,
                                                         int64_t precision) {
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps);
-  const Compute compute = compute_for(precision, in.dtype);
+  const Compute compute = compute_for_precision(in.dtype, precision);
   const Kernels& isa = kernels();
   const auto gram_rows = isa.gram_rows[static_cast<int>(in.dtype)][static_cast<int>(compute)];
 

@@ -32,7 +32,7 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
                                                     const Tensor& grad_maha, const Tensor& grad_logdet,
                                                     bool need_factor, bool need_diag, bool need_loc) {
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps);
-  const Compute compute = compute_for(precision, in.dtype);
+  const Compute compute = compute_for_precision(in.dtype, precision);
   const int64_t B = in.B, N = in.N, R = in.R, S = in.S;
   for (const Tensor* tensor : {&chol_inv, &z, &info, &value_info, &grad_maha, &grad_logdet})
     STD_TORCH_CHECK(tensor->is_contiguous() && tensor->is_cpu(), "lrd: saved tensors must be contiguous on the CPU");

@@ -109,9 +109,9 @@ struct Inputs {
 };
 
 // The `precision` argument of the schemas: 0 auto, 1 float64, 2 float32.
-inline Compute compute_for(int64_t precision, DType dtype) {
+inline Compute compute_for_precision(DType dtype, int64_t precision) {
   STD_TORCH_CHECK(precision >= 0 && precision <= 2, "lrd: precision must be 0 (auto), 1 (float64) or 2 (float32)");
-  return precision == 2 && dtype != DType::f64 ? Compute::f32 : Compute::f64;
+  return compute_for(dtype, precision == 2);
 }
 
 inline Tensor empty_double(const Tensor& like, std::initializer_list<int64_t> shape) {

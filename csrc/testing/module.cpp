@@ -35,7 +35,8 @@ int64_t stride(const py::array& array, int axis) { return array.strides(axis) / 
 py::tuple gram(const std::string& isa, const std::string& dtype, bool float32, const py::array& factor,
                const py::array& diag, const py::array& value, int64_t rows_per_call) {
   const lrd::Kernels& kernels = named(isa);
-  const lrd::Compute compute = float32 ? lrd::Compute::f32 : lrd::Compute::f64;
+  const lrd::DType type = dtype_named(dtype);
+  const lrd::Compute compute = lrd::compute_for(type, float32);
   lrd::Gaussian g;
   g.S = factor.shape(0);
   g.R = factor.shape(1);
@@ -54,7 +55,7 @@ py::tuple gram(const std::string& isa, const std::string& dtype, bool float32, c
   // Exactly as many bytes as the core asks for, so that a sanitizer or valgrind sees the first one too many.
   std::vector<char> scratch(lrd::gram_scratch_bytes(kernels, g.R, compute) + 64);
   char* aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64);
-  const auto kernel = kernels.gram_rows[static_cast<int>(dtype_named(dtype))][static_cast<int>(compute)];
+  const auto kernel = kernels.gram_rows[static_cast<int>(type)][static_cast<int>(compute)];
   for (int64_t begin = 0; begin < g.S; begin += rows_per_call)
     kernel(g, begin, std::min(g.S, begin + rows_per_call), aligned, {sums.data(), ld, quad.data(), &log_diag});
 

@@ -1,0 +1,1 @@
+"""Training layer for networks with low-rank Gaussian outputs, on top of `lrd_kernels`."""

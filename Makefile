@@ -1,0 +1,45 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
+TESTING := CMAKE_ARGS=-DLRD_TESTING=ON
+
+.PHONY: help build demo test test-slow bench wheel lint clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+# torch first and from its own group: whatever needs torch would otherwise bring a build of its own choice.
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV) && $(BIN)/pip install -U pip
+	$(BIN)/pip install --group torch && $(BIN)/pip install --group dev
+	$(TESTING) $(BIN)/pip install --no-build-isolation -e '.[test]' && touch $@
+
+build: $(STAMP) ## the native libraries, only what changed
+	$(TESTING) $(BIN)/python setup.py -q build_ext --inplace
+
+demo: build ## a network with joint uncertainty, trained in a few minutes
+	$(BIN)/python -m lrd_uq.demo
+
+test: build ## all tests but the slow ones
+	$(BIN)/pytest -m "not slow"
+
+test-slow: build ## the slow tests
+	$(BIN)/pytest -m slow
+
+bench: build ## times of the kernels beside torch
+	$(BIN)/pytest benchmarks -o addopts="-p no:cacheprovider" -o python_files="bench_*.py test_*.py" --benchmark-only
+
+wheel: $(STAMP) ## one wheel in dist/ for every later torch and Python
+	rm -rf dist build/lib* build/wheel && $(BIN)/python -m build --wheel --no-isolation -o build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude libtorch_cpu.so -w dist build/wheel/*.whl
+
+lint: $(STAMP) ## style and types
+	$(BIN)/ruff check && $(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE) && $(BIN)/mypy
+
+clean: ## removes what was built, not the environment
+	rm -rf build dist *.egg-info lrd_kernels/*.so tests/cpp/*.so

@@ -1,0 +1,188 @@
+"""Every wrong call is answered by an error that names the argument, what was wanted and what came."""
+
+import pytest
+import torch
+
+import lrd_kernels as lrd
+from lrd_kernels import testing
+
+GOOD = testing.make_inputs((2,), 10, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"value": [1.0]}, TypeError, "value must be a torch.Tensor; got list"),
+        ({"cov_factor": None}, TypeError, "cov_factor must be a torch.Tensor; got NoneType"),
+        ({"cov_factor": torch.zeros(10)}, ValueError, r"cov_factor must have shape \[..., S, R\]; got \(10,\)"),
+        ({"cov_diag": torch.ones(9).double()}, ValueError, r"cov_diag must have shape .* S = 10.*; got \(9,\)"),
+        ({"cov_diag": torch.tensor(1.0)}, ValueError, r"cov_diag must have shape .*; got \(\)"),
+        ({"loc": torch.zeros(2, 11).double()}, ValueError, r"loc must have shape .*; got \(2, 11\)"),
+        ({"value": torch.zeros(3, 10).double()}, ValueError, r"batch dimensions of value \(3, 10\)"),
+        (
+            {"value": torch.zeros(2, 10)},
+            TypeError,
+            "value must have cov_factor's dtype torch.float64; got torch.float32",
+        ),
+        ({"cov_factor": torch.zeros(2, 10, 3).long()}, TypeError, "cov_factor must be float32.*got torch.int64"),
+        ({"cov_factor": torch.zeros(2, 10, 3).cfloat()}, TypeError, "cov_factor must be float32.*got torch.complex64"),
+        ({"cov_diag": torch.ones(2, 10).double().to_sparse()}, TypeError, "cov_diag must be a dense"),
+        ({"loc": torch.zeros(2, 10, device="meta").double()}, ValueError, "loc must be on .*cpu; got meta"),
+        ({"mask": torch.ones(10)}, TypeError, "mask must be bool.*got torch.float32"),
+        ({"mask": torch.ones(9).bool()}, ValueError, "mask must have shape"),
+        ({"precision": "double"}, ValueError, "precision must be one of 'auto', 'float64', 'float32'; got 'double'"),
+        ({"on_failure": "ignore"}, ValueError, "on_failure must be one of 'raise', 'nan'; got 'ignore'"),
+        ({"backend": "tpu"}, ValueError, "backend must be one of .*; got 'tpu'"),
+    ],
+)
+def test_wrong_arguments(change, kind, message):
+    with pytest.raises(kind, match=message):
+        lrd.log_prob(**{**GOOD._asdict(), **change})
+
+
+@pytest.mark.parametrize("name", ["triton", "cuda"])
+def test_a_backend_asked_for_by_name_does_not_fall_back(name):
+    if lrd.backends()[name].available:
+        pytest.skip(f"{name} is here")
+    with pytest.raises(RuntimeError, match=f"backend '{name}' is not available.*reference: plain torch"):
+        lrd.log_prob(*GOOD, backend=name)
+    with pytest.raises(RuntimeError, match=f"backend '{name}' is not available"):
+        lrd.use_backend(name)
+    assert lrd.log_prob(*GOOD).isfinite().all()
+
+
+def test_the_cpu_backend_refuses_other_devices():
+    meta = [t.to("meta") for t in GOOD]
+    with pytest.raises(RuntimeError, match="backend 'cpu' does not serve tensors on 'meta'"):
+        lrd.log_prob(*meta, backend="cpu")
+
+
+def test_use_backend_nests_and_restores():
+    calls = []
+    original = lrd.reference.terms
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return original(*args, **kwargs)
+
+    lrd.reference.terms = counted
+    try:
+        with lrd.use_backend("reference"):
+            lrd.log_prob(*GOOD)
+            with lrd.use_backend("cpu"):
+                lrd.log_prob(*GOOD)
+            lrd.log_prob(*GOOD)
+            lrd.log_prob(*GOOD, backend="cpu")
+        lrd.log_prob(*GOOD)
+        assert len(calls) == 2
+        lrd.use_backend("reference")
+        lrd.log_prob(*GOOD)
+        lrd.use_backend(None)
+        lrd.log_prob(*GOOD)
+        assert len(calls) == 3
+        with pytest.raises(KeyError), lrd.use_backend("reference"):
+            raise KeyError
+        lrd.log_prob(*GOOD)
+        assert len(calls) == 3
+    finally:
+        lrd.reference.terms = original
+        lrd.use_backend(None)
+
+
+BAD = [
+    ("cov_diag", (1, 4), 0.0, lrd.NotPositiveDefiniteError, r"cov_diag\[1, 4\] must be positive and finite; got 0"),
+    ("cov_diag", (0, 2), -3.0, lrd.NotPositiveDefiniteError, r"cov_diag\[0, 2\].*got -3; smallest diagonal entry -3"),
+    ("cov_diag", (1, 4), float("nan"), lrd.NotPositiveDefiniteError, r"cov_diag\[1, 4\].*got nan"),
+    ("cov_diag", (1, 4), float("inf"), lrd.NotPositiveDefiniteError, r"cov_diag\[1, 4\].*got inf"),
+    ("cov_factor", (1, 9, 2), float("nan"), lrd.NotPositiveDefiniteError, r"cov_factor\[1, 9, 2\] must be finite"),
+    ("cov_factor", (0, 0, 0), float("-inf"), lrd.NotPositiveDefiniteError, r"cov_factor\[0, 0, 0\].*got -inf"),
+    ("value", (1, 3), float("nan"), ValueError, r"value\[1, 3\] must be finite; got nan"),
+    ("loc", (0, 9), float("inf"), ValueError, r"loc\[0, 9\] must be finite; got inf"),
+]
+
+
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "index", "number", "kind", "message"), BAD)
+def test_a_bad_number_is_named(backend, dtype, name, index, number, kind, message):
+    inputs = type(GOOD)(*(t.clone().to(dtype) for t in GOOD))
+    getattr(inputs, name)[index] = number
+    with pytest.raises(kind, match=message):
+        lrd.log_prob(*inputs, backend=backend)
+    assert issubclass(lrd.NotPositiveDefiniteError, torch.linalg.LinAlgError)
+
+
+@pytest.mark.parametrize(("name", "index", "number", "kind", "message"), BAD)
+def test_on_failure_nan_spares_the_other_items(backend, name, index, number, kind, message):
+    inputs = type(GOOD)(*(t.clone() for t in GOOD))
+    getattr(inputs, name)[index] = number
+    actual = testing.value_and_grads(lambda *a: lrd.log_prob(*a, on_failure="nan", backend=backend), inputs)
+    expected = testing.value_and_grads(lrd.log_prob, GOOD)
+    bad, good = index[0], 1 - index[0]
+    assert actual[0][bad].isnan()
+    torch.testing.assert_close(actual[0][good], expected[0][good])
+    for a, e in zip(actual[1:], expected[1:], strict=True):
+        torch.testing.assert_close(a[good], e[good])
+        assert not a[bad].any()
+
+
+def test_one_bad_value_of_many_spares_the_others(backend):
+    inputs = testing.make_inputs((), 10, 3, value_batch=(4,))
+    expected = testing.value_and_grads(lambda *a: lrd.log_prob(*a)[[0, 1, 3]], inputs)
+    inputs.value[2, 5] = torch.inf
+    actual = testing.value_and_grads(lambda *a: lrd.log_prob(*a, on_failure="nan", backend=backend), inputs)
+    assert actual[0].isnan().tolist() == [False, False, True, False]
+    torch.testing.assert_close(actual[0][[0, 1, 3]], expected[0])
+    for a, e in zip(actual[2:], expected[2:], strict=True):
+        torch.testing.assert_close(a, e)
+    assert not actual[1][2].any()
+
+
+def test_the_error_tells_what_it_knows():
+    D = GOOD.cov_diag.clone()
+    D[1, 4] = -2.0
+    with pytest.raises(lrd.NotPositiveDefiniteError) as caught:
+        lrd.logdet(GOOD.cov_factor, D)
+    assert caught.value.index == (1, 4)
+    assert caught.value.smallest_diag == -2.0
+    huge = torch.full((10, 3), 1e200, dtype=torch.float64)
+    with pytest.raises(lrd.NotPositiveDefiniteError, match="exceed the range of float64") as caught:
+        lrd.logdet(huge, torch.ones(10).double())
+    assert caught.value.index is None
+    assert caught.value.condition > 1e300
+
+
+def test_nll_loss_names_its_own_arguments():
+    inputs = type(GOOD)(*(t.clone() for t in GOOD))
+    inputs.cov_diag[0, 1] = torch.nan
+    with pytest.raises(lrd.NotPositiveDefiniteError, match=r"raw_diag\[0, 1\]"):
+        lrd.nll_loss(inputs.loc, inputs.cov_diag, inputs.cov_factor, inputs.value)
+    with pytest.raises(ValueError, match="reduction must be one of"):
+        lrd.nll_loss(GOOD.loc, GOOD.cov_diag, GOOD.cov_factor, GOOD.value, reduction="max")
+    with pytest.raises(ValueError, match="eps must be finite and not negative; got -1"):
+        lrd.nll_loss(GOOD.loc, GOOD.cov_diag, GOOD.cov_factor, GOOD.value, eps=-1)
+
+
+@pytest.mark.parametrize("name", ["value", "loc", "cov_factor", "cov_diag", "mask"])
+def test_nothing_crashes_the_interpreter(name):
+    """Whatever is passed: a result or a Python exception."""
+    candidates = [
+        None, 1, "x", [], object(),
+        torch.zeros(()), torch.zeros(0), torch.zeros(10), torch.zeros(2, 10, 0), torch.zeros(0, 10, 3),
+        torch.zeros(2, 10, 3).half(), torch.zeros(2, 10).bool(), torch.zeros(2, 10, 3, 1, 1).double(),
+        torch.zeros(1).double().expand(2, 10), torch.zeros(10, 2).double().mT, torch.zeros(2, 10).to_sparse(),
+        torch.zeros(2, 10, device="meta"), torch.quantize_per_tensor(torch.zeros(2, 10), 0.1, 0, torch.qint8),
+        torch.nested.nested_tensor([torch.zeros(3), torch.zeros(4)]), torch.zeros(2, 10, dtype=torch.complex64),
+    ]  # fmt: skip
+    for candidate in candidates:
+        message = ""
+        try:
+            result = lrd.log_prob(**{**GOOD._asdict(), name: candidate})
+        except Exception as error:
+            result, message = None, str(error)
+        assert message or result.shape[-1:] in ((2,), (0,))
+
+
+def test_an_empty_rank_of_outputs():
+    """S of 0: a Gaussian over nothing, whose density is 1."""
+    P, D, v = torch.zeros(2, 0, 3), torch.ones(2, 0), torch.zeros(2, 0)
+    assert lrd.log_prob(v, v, P, D).tolist() == [0, 0]

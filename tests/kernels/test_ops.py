@@ -1,0 +1,116 @@
+"""Each raw op: opcheck (schema, fake, dispatch), and values against plain float64 torch."""
+
+import pytest
+import torch
+
+from lrd_kernels import _ops, _schemas, testing
+
+pytestmark = pytest.mark.skipif(_ops.cpu_error is not None, reason=str(_ops.cpu_error))
+
+
+def s_sized(layout="row", dtype=torch.float32, masked=False, eps=None, value=True, shared=1):
+    """Leading arguments of the S-sized ops: 2 factors, `shared` Gaussians to each, 3 values to each Gaussian."""
+    F, B, N, S, R = 2, 2 * shared, 3, 21, 4
+    P = testing.make_inputs((F,), S, R, dtype=dtype, layout=layout).cov_factor
+    D = testing.make_inputs((B,), S, R, dtype=dtype).cov_diag
+    values = testing.make_inputs((B, N), S, R, dtype=dtype)
+    mask = torch.rand(B, S, generator=torch.Generator().manual_seed(0)) < 0.7 if masked else None
+    return (P, D, values.value if value else None, values.loc if value else None, mask, eps, 0)
+
+
+SAMPLES = [
+    s_sized(),
+    s_sized("rank", torch.float64),
+    s_sized("strided", torch.bfloat16, masked=True),
+    s_sized("row", torch.float16, eps=0.1),
+    s_sized("rank", value=False),
+    s_sized("row", masked=True, shared=3),
+]
+
+
+def backward_arguments(inputs, needs=(True, True, True)):
+    _, chol_inv, z, maha, logdet, info, value_info = _ops.capacitance_fwd(*_ops.gram_fwd(*inputs))
+    return (*inputs, chol_inv, z, info, value_info, torch.rand_like(maha), torch.rand_like(logdet), *needs)
+
+
+OP_SAMPLES = {
+    "gram_fwd": SAMPLES,
+    "capacitance_fwd": [_ops.gram_fwd(*s) for s in SAMPLES] if _ops.cpu_error is None else [],
+    "log_prob_bwd": (
+        [backward_arguments(s) for s in SAMPLES]
+        + [backward_arguments(SAMPLES[1], needs) for needs in ((True, False, False), (False, True, False))]
+        if _ops.cpu_error is None
+        else []
+    ),
+}
+
+
+def test_every_op_has_samples():
+    assert set(OP_SAMPLES) == set(_schemas.SCHEMAS)
+    assert all(OP_SAMPLES.values())
+
+
+@pytest.mark.parametrize("name", _schemas.SCHEMAS)
+def test_opcheck(name):
+    op = getattr(torch.ops.lrd, name).default
+    for sample in OP_SAMPLES[name]:
+        checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+        torch.library.opcheck(op, sample, test_utils=checks)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=range(len(SAMPLES)))
+def test_values(sample):
+    P, D, value, loc, mask, eps, _ = sample
+    shared = D.shape[0] // P.shape[0]
+    P, D = P.double().repeat_interleave(shared, 0), D.double()
+    D = D if eps is None else eps + D.exp()
+    keep = torch.ones_like(D, dtype=torch.bool) if mask is None else mask
+    w = keep / D
+    r = torch.zeros(D.shape[0], 0, D.shape[1]).double() if value is None else value.double() - loc.double()
+    gram, u, quad, log_diag = _ops.gram_fwd(*sample)
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(gram, P.mT @ (P * w[..., None]), **close)
+    torch.testing.assert_close(u, (r * w[:, None]) @ P, **close)
+    torch.testing.assert_close(quad, (r.square() * w[:, None]).sum(-1), **close)
+    torch.testing.assert_close(log_diag, (D.log() * keep).sum(-1), **close)
+
+    chol, chol_inv, z, maha, logdet, info, value_info = _ops.capacitance_fwd(gram, u, quad, log_diag)
+    C = torch.eye(P.shape[-1]).double() + gram
+    torch.testing.assert_close(chol @ chol.mT, C, **close)
+    torch.testing.assert_close(chol_inv @ chol, torch.eye(P.shape[-1]).double().expand_as(C), **close)
+    assert not chol.triu(1).any()
+    assert not chol_inv.triu(1).any()
+    torch.testing.assert_close(z, torch.linalg.solve(C, u.mT).mT, **close)
+    torch.testing.assert_close(maha, quad - (u * z).sum(-1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(logdet, torch.linalg.slogdet(C)[1] + log_diag, **close)
+    assert not info.any()
+    assert not value_info.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: (a[0][0], *a[1:]), "must be"),
+        (lambda a: (a[0].int(), *a[1:]), "float32, float64"),
+        (lambda a: (a[0], a[1][:, :-1], *a[2:]), "does not fit"),
+        (lambda a: (a[0], a[1][:1], *a[2:]), "does not fit|must be"),
+        (lambda a: (a[0], a[1].double(), *a[2:]), "one dtype"),
+        (lambda a: (*a[:2], a[2][..., :-1], *a[3:]), "must be"),
+        (lambda a: (*a[:3], a[3][:, :1], *a[4:]), "must be"),
+        (lambda a: (*a[:4], torch.ones(2, 21), *a[5:]), "must be bool"),
+        (lambda a: (*a[:6], 7), "precision"),
+    ],
+)
+def test_raw_ops_refuse_what_does_not_fit(change, message):
+    """A raw op called past the Python checks answers with an error, not with a read astray."""
+    with pytest.raises(RuntimeError, match=message):
+        _ops.gram_fwd(*change(SAMPLES[0]))
+
+
+def test_raw_backward_refuses_what_does_not_fit():
+    good = backward_arguments(SAMPLES[0])
+    for position in range(7, 13):
+        wrong = list(good)
+        wrong[position] = wrong[position][:1]
+        with pytest.raises(RuntimeError, match="sizes"):
+            _ops.log_prob_bwd(*wrong)

@@ -1,0 +1,161 @@
+"""Who may import whom, read from the sources. A new module or folder needs a line in the tables below."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import lrd_kernels
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "lrd_kernels"
+UQ = ROOT / "python" / "lrd_uq"
+CSRC = ROOT / "csrc"
+
+# Module -> what it may import of the package. "" is the package itself.
+MAY_IMPORT = {
+    "__init__": {"_dispatch", "_validate", "distribution", "functional", "kl", "swap"},
+    "_autograd": {"_batch", "_ops", "reference"},
+    "_batch": set(),
+    "_dispatch": {"_load"},
+    "_load": set(),
+    "_ops": {"_load", "_schemas"},
+    "_schemas": set(),
+    "_validate": {"_schemas"},
+    "distribution": {"_validate", "functional"},
+    "functional": {"_autograd", "_batch", "_dispatch", "_schemas", "_validate", "reference"},
+    "info": {"", "_load", "functional", "reference", "testing"},
+    "kl": {"distribution", "functional"},
+    "reference": set(),
+    "swap": {"distribution"},
+    "testing": set(),
+}
+# What a module may import from outside the standard library, where that is not torch alone.
+OUTSIDE = {"_schemas": set(), "_dispatch": set(), "info": {"numpy", "torch"}}
+
+# Folder of csrc -> (folders it may include, other headers it may include). Standard C++ headers have no dot or slash.
+MAY_INCLUDE = {
+    "core": ({"core"}, ()),
+    "cpu": ({"core", "cpu"}, ("torch/csrc/stable/", "torch/headeronly/", "Python.h")),
+    "testing": ({"core"}, ("pybind11/",)),
+}
+
+
+def modules(folder):
+    """Name -> parsed source of every module below a package folder."""
+    files = sorted(folder.rglob("*.py"))
+    assert files, f"no modules below {folder}"
+    names = {".".join(file.relative_to(folder).with_suffix("").parts): file for file in files}
+    return {name.removesuffix(".__init__"): ast.parse(file.read_text()) for name, file in names.items()}
+
+
+def imported(tree):
+    """Dotted names that a module imports, wherever in it: `from a import b` counts as a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are written in full, not relative"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def of_kernels(names, found):
+    """The modules of lrd_kernels among imported names, "" for the package itself."""
+    for name in names:
+        top, _, rest = name.partition(".")
+        if top == "lrd_kernels":
+            yield next((m for m in (rest, rest.rpartition(".")[0]) if m in found), "")
+
+
+KERNEL_MODULES = modules(KERNELS)
+UQ_MODULES = modules(UQ)
+
+
+def test_every_module_has_a_rule():
+    assert set(KERNEL_MODULES) == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("module", sorted(KERNEL_MODULES))
+def test_kernel_package_imports_downwards(module):
+    within = set(of_kernels(imported(KERNEL_MODULES[module]), KERNEL_MODULES))
+    assert within <= MAY_IMPORT[module]
+
+
+@pytest.mark.parametrize("module", sorted(KERNEL_MODULES))
+def test_kernel_package_needs_torch_alone(module):
+    tops = {name.partition(".")[0] for name in imported(KERNEL_MODULES[module])}
+    assert tops - set(sys.stdlib_module_names) - {"lrd_kernels"} <= OUTSIDE.get(module, {"torch"})
+
+
+def test_rules_allow_no_circle():
+    left = {module: wanted - {""} for module, wanted in MAY_IMPORT.items()}
+    while ready := [module for module, wanted in left.items() if not wanted & set(left)]:
+        for module in ready:
+            del left[module]
+    assert not left
+
+
+def test_only_the_loader_imports_by_name():
+    """An import that this file cannot see would escape its rules."""
+    for package in (KERNEL_MODULES, UQ_MODULES):
+        for module, tree in package.items():
+            used = {getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(tree)}
+            assert module == "_load" or not used & {"import_module", "__import__"}, module
+
+
+@pytest.mark.parametrize("module", sorted(UQ_MODULES))
+def test_training_layer_uses_public_names_alone(module):
+    public = {*lrd_kernels.__all__, "__version__", *(name for name in KERNEL_MODULES if not name.startswith("_"))}
+    for name in used_of_kernels(UQ_MODULES[module]):
+        top, *rest = name.split(".")[1:]
+        private = [part for part in rest if part.startswith("_") and not part.endswith("__")]
+        assert top in public, name
+        assert not private, name
+
+
+def used_of_kernels(tree):
+    """Dotted names of lrd_kernels that a module imports, or reaches through what it imported."""
+    bound = {"lrd_kernels": "lrd_kernels"}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            bound |= {alias.asname or alias.name: prefix + alias.name for alias in node.names}
+    reached = {".".join(chain) for node in ast.walk(tree) if (chain := attribute_chain(node, bound))}
+    return sorted(name for name in {*imported(tree), *reached} if name.startswith("lrd_kernels."))
+
+
+def attribute_chain(node, bound):
+    """`a.b.c` as names, `a` replaced by what it is bound to; [] for anything else."""
+    if isinstance(node, ast.Attribute):
+        chain = attribute_chain(node.value, bound)
+        return chain and [*chain, node.attr]
+    return [bound[node.id]] if isinstance(node, ast.Name) and node.id in bound else []
+
+
+def test_kernel_package_does_not_know_the_training_layer():
+    for module, tree in KERNEL_MODULES.items():
+        assert not any(name.partition(".")[0] == "lrd_uq" for name in imported(tree)), module
+
+
+def test_every_native_folder_has_a_rule():
+    assert {folder.name for folder in CSRC.iterdir()} == set(MAY_INCLUDE)
+
+
+@pytest.mark.parametrize("folder", sorted(MAY_INCLUDE))
+def test_native_code_includes_downwards(folder):
+    folders, headers = MAY_INCLUDE[folder]
+    seen = 0
+    for file in (CSRC / folder).iterdir():
+        for bracket, name in re.findall(r'^\s*#\s*include\s*([<"])([^>"]+)', file.read_text(), re.MULTILINE):
+            seen += 1
+            if bracket == '"':
+                target = (file.parent / name).resolve()
+                assert target.is_file(), f"{file.name}: {name} is not beside it"
+                assert target.parent.parent == CSRC, f"{file.name}: {name} lies elsewhere"
+                assert target.parent.name in folders, f"{file.name} may not include {name}"
+            else:
+                standard = re.fullmatch(r"[a-z0-9_]+", name)
+                assert standard or name.startswith(headers or "\0"), f"{file.name} may not include <{name}>"
+    assert seen

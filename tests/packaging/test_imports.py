@@ -1,0 +1,113 @@
+"""`import lrd_kernels` in fresh processes: without optional packages, without the compiled library, and its cost."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import lrd_kernels
+from lrd_kernels import _load
+
+PACKAGE = Path(lrd_kernels.__file__).parent
+BUILT_SETS = re.findall(r"^\s*add_isa\((\w+)", (Path(__file__).parents[2] / "CMakeLists.txt").read_text(), re.MULTILINE)
+
+# Makes the packages look as if they were not installed, also to code that only asks whether they are.
+HIDE = """
+import sys
+
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, path, target)
+
+HIDDEN = {"triton", "matplotlib", "mlxtend", "pyro", "scipy", "pandas", "sklearn", "hypothesis", "pytest", "lrd_uq"}
+sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
+"""
+
+USE = """
+import torch
+import lrd_kernels as lrd
+from lrd_kernels import testing
+
+inputs = testing.make_inputs((2,), 50, 3)
+wanted = torch.distributions.LowRankMultivariateNormal(*inputs[1:]).log_prob(inputs.value)
+torch.testing.assert_close(lrd.log_prob(*inputs), wanted)
+"""
+
+
+@pytest.fixture
+def bare_package(tmp_path):
+    """A copy of the Python files alone."""
+    folder = tmp_path / "bare"
+    shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    return folder
+
+
+def test_needs_no_optional_package(run_python):
+    check = "print(sorted(HIDDEN & {name.partition('.')[0] for name in sys.modules}), lrd.backends()['cpu'].available)"
+    assert run_python("-c", HIDE + USE + check).stdout.split() == ["[]", "True"]
+
+
+def test_imports_nothing_beside_torch_and_numpy(run_python):
+    script = """
+import sys, numpy, torch
+before = set(sys.modules)
+import lrd_kernels
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(new - set(sys.stdlib_module_names) - {"numpy", "torch"}))
+print("triton" in sys.modules)
+"""
+    new, triton = run_python("-c", script).stdout.splitlines()
+    assert new == "lrd_kernels"
+    assert triton == "False"
+
+
+@pytest.mark.parametrize("library", ["missing", "broken"])
+def test_works_without_the_compiled_library(run_python, bare_package, library):
+    if library == "broken":
+        (bare_package / PACKAGE.name / "_C.abi3.so").write_bytes(b"not a library")
+    show = "print(lrd.__file__); print(lrd.backends()['cpu'])"
+    where, status = run_python("-c", USE + show, folder=bare_package).stdout.splitlines()
+    assert Path(where).is_relative_to(bare_package)
+    assert "available=False" in status
+    assert "_C.abi3.so did not load: " in status
+    report = run_python("-m", "lrd_kernels.info", folder=bare_package).stdout
+    assert "cpu        no   the compiled library lrd_kernels/_C.abi3.so did not load: " in report
+    assert "self-test: only the reference is here" in report
+
+
+def test_asking_for_the_missing_library_says_why(run_python, bare_package):
+    ask = "try: lrd.log_prob(*inputs, backend='cpu')\nexcept RuntimeError as error: print(error)"
+    said = run_python("-c", USE + ask, folder=bare_package).stdout
+    assert "backend 'cpu' is not available: the compiled library lrd_kernels/_C.abi3.so did not load" in said
+
+
+def test_unknown_instruction_set_leaves_the_reference(run_python):
+    show = "print(lrd.backends()['cpu'])"
+    status = run_python("-c", USE + show, LRD_CPU_ISA="no_such_set").stdout
+    assert "available=False" in status
+    assert "LRD_CPU_ISA names an unknown instruction set" in status
+    assert "LRD_CPU_ISA names" in run_python("-m", "lrd_kernels.info", LRD_CPU_ISA="no_such_set").stdout
+
+
+@pytest.mark.parametrize("isa", BUILT_SETS)
+def test_every_instruction_set_serves_or_declines(run_python, isa):
+    report = run_python("-m", "lrd_kernels.info", LRD_CPU_ISA=isa).stdout
+    if isa in _load.available_isas():
+        assert f"in use: {isa}\n" in report
+        assert "self-test against the reference: passed" in report
+    else:
+        assert "LRD_CPU_ISA names an instruction set that this CPU or operating system does not offer" in report
+
+
+def test_costs_little_beside_torch(run_python):
+    script = """
+import time, torch
+start = time.perf_counter()
+import lrd_kernels
+print(time.perf_counter() - start)
+"""
+    assert min(float(run_python("-c", script).stdout) for _ in range(4)) < 0.3
