@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml
 build: $(STAMP) ## the native libraries, only what changed
 	$(TESTING) $(BIN)/python setup.py -q build_ext --inplace
 
-demo: build ## a network with joint uncertainty, trained in a few minutes
+demo: build ## fits Gaussians to real digits; report and picture in reports/demo
 	$(BIN)/python -m lrd_uq.demo
 
 test: build ## all tests but the slow ones
@@ -31,7 +31,8 @@ test-slow: build ## the slow tests
 	$(BIN)/pytest -m slow
 
 bench: build ## times of the kernels beside torch
-	$(BIN)/pytest benchmarks -o addopts="-p no:cacheprovider" -o python_files="bench_*.py test_*.py" --benchmark-only
+	$(BIN)/pytest benchmarks -o addopts="-p no:cacheprovider" -o python_files="bench_*.py test_*.py" \
+	  --benchmark-only --benchmark-columns=min,median,iqr,rounds
 
 wheel: $(STAMP) ## one wheel in dist/ for every later torch and Python
 	rm -rf dist build/lib* build/wheel && $(BIN)/python -m build --wheel --no-isolation -o build/wheel

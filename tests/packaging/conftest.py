@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,15 @@ def run_command():
 
 @pytest.fixture
 def run_python(tmp_path):
-    """Runs a fresh interpreter elsewhere, with the package of `folder` (this one's, unless told) on its path."""
+    """Runs a fresh interpreter elsewhere, with the package of `folder` (this one's, unless told) on its path.
+
+    Without `site` (-S): an editable install would add the modules that `folder` lacks.
+    """
 
     def run_it(*arguments, folder=Path(lrd_kernels.__file__).parents[1], **environment):
-        environment = {**os.environ, "PYTHONPATH": str(folder), **environment}
-        return run(sys.executable, *arguments, cwd=tmp_path, env=environment)
+        path = os.pathsep.join([str(folder), sysconfig.get_path("purelib")])
+        environment = {**os.environ, "PYTHONPATH": path, **environment}
+        return run(sys.executable, "-S", *arguments, cwd=tmp_path, env=environment)
 
     return run_it
 
