@@ -57,7 +57,7 @@ def _factorise(batch: Batch, *args: Any) -> tuple[tuple[Any, ...], tuple[Tensor,
 
 
 class LogProb(Function):
-    """(value, loc, cov_factor, cov_diag, mask, terms) -> (result, L^-1, z, info, value_info).
+    """(value, loc, cov_factor, cov_diag, mask, terms) -> (result, L^-1, z, growth, value_info).
 
     All but the first output are for the backward pass.
     """
@@ -72,7 +72,7 @@ class LogProb(Function):
         terms: Terms,
     ) -> tuple[Tensor, ...]:
         batch = Batch(cov_factor, cov_diag, mask, (value, loc))
-        _, (_, chol_inv, z, maha, logdet, info, value_info) = _factorise(
+        _, (_, chol_inv, z, maha, logdet, growth, value_info) = _factorise(
             batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision
         )
         result = terms.logdet * logdet + terms.constant
@@ -86,7 +86,7 @@ class LogProb(Function):
             result.to(reference.result_dtype(cov_factor.dtype)),
             batch.from_gaussians(chol_inv),
             z,
-            batch.from_gaussians(info),
+            batch.from_gaussians(growth),
             value_info,
         )
 
@@ -127,7 +127,7 @@ def _log_prob_bwd(
     mask: Tensor | None,
     chol_inv: Tensor,
     z: Tensor,
-    info: Tensor,
+    growth: Tensor,
     value_info: Tensor,
     terms: Terms,
     needs: tuple[bool, bool, bool, bool],
@@ -150,7 +150,7 @@ def _log_prob_bwd(
         *_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision),
         batch.gaussians(chol_inv, 2).contiguous(),
         z.contiguous(),
-        batch.gaussians(info, 0).contiguous(),
+        batch.gaussians(growth, 0).contiguous(),
         value_info.contiguous(),
         grad_maha.contiguous(),
         grad_logdet.contiguous(),
@@ -222,12 +222,12 @@ class Solve(Function):
     @staticmethod
     def forward(rhs: Tensor, cov_factor: Tensor, cov_diag: Tensor, precision: int) -> tuple[Tensor, Tensor]:
         batch = Batch(cov_factor, cov_diag, None, (rhs,))
-        inputs, (_, chol_inv, z, maha, logdet, info, value_info) = _factorise(
+        inputs, (_, chol_inv, z, maha, logdet, growth, value_info) = _factorise(
             batch, rhs, None, cov_factor, cov_diag, None, None, precision
         )
         weights = torch.full_like(maha, -0.5)
         _, _, x = _ops.log_prob_bwd(
-            *inputs, chol_inv, z, info, value_info, weights, torch.zeros_like(logdet), False, False, True
+            *inputs, chol_inv, z, growth, value_info, weights, torch.zeros_like(logdet), False, False, True
         )
         x = x.masked_fill((value_info != 0)[..., None], torch.nan)
         return batch.from_values(x), batch.from_values(z).to(x.dtype)
@@ -274,10 +274,11 @@ class CapacitanceCholesky(Function):
     @staticmethod
     def forward(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, precision: int) -> tuple[Tensor, Tensor]:
         batch = Batch(cov_factor, cov_diag, mask, ())
-        _, (chol, _, _, _, _, info, _) = _factorise(batch, None, None, cov_factor, cov_diag, mask, None, precision)
-        chol = chol.masked_fill((info != 0)[:, None, None], torch.nan)
+        _, (chol, _, _, _, _, growth, _) = _factorise(batch, None, None, cov_factor, cov_diag, mask, None, precision)
+        failed = growth.isinf()
+        chol = chol.masked_fill(failed[:, None, None], torch.nan)
         dtype = reference.result_dtype(cov_factor.dtype)
-        return batch.from_gaussians(chol).to(dtype), batch.from_gaussians(info)
+        return batch.from_gaussians(chol).to(dtype), batch.from_gaussians(failed.to(torch.int32))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -308,13 +309,13 @@ class PrecisionDiag(Function):
     @staticmethod
     def forward(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
         batch = Batch(cov_factor, cov_diag, None, ())
-        inputs, (_, chol_inv, z, maha, logdet, info, value_info) = _factorise(
+        inputs, (_, chol_inv, z, maha, logdet, growth, value_info) = _factorise(
             batch, None, None, cov_factor, cov_diag, None, None, 0
         )
         _, diag, _ = _ops.log_prob_bwd(
-            *inputs, chol_inv, z, info, value_info, maha, torch.ones_like(logdet), False, True, False
+            *inputs, chol_inv, z, growth, value_info, maha, torch.ones_like(logdet), False, True, False
         )
-        return batch.from_gaussians(diag.masked_fill((info != 0)[:, None], torch.nan))
+        return batch.from_gaussians(diag.masked_fill(growth.isinf()[:, None], torch.nan))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -34,23 +34,22 @@ def _gram_fwd_fake(
     mask: Tensor | None,
     eps: float | None,
     precision: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     B, R = cov_diag.shape[0], cov_factor.shape[2]
     N = 0 if value is None else value.shape[1]
-    new = cov_factor.new_empty
-    double = torch.float64
-    return new(B, R, R, dtype=double), new(B, N, R, dtype=double), new(B, N, dtype=double), new(B, dtype=double)
+    shapes = ((B, R, R), (B, N, R), (B, N), (B,), (B, N, R))
+    return tuple(cov_factor.new_empty(shape, dtype=torch.float64) for shape in shapes)
 
 
 @torch.library.register_fake("lrd::capacitance_fwd", lib=_library)
-def _capacitance_fwd_fake(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> tuple[Tensor, ...]:
+def _capacitance_fwd_fake(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
     return (
         gram.new_empty(gram.shape),
         gram.new_empty(gram.shape),
         u.new_empty(u.shape),
         quad.new_empty(quad.shape),
         log_diag.new_empty(log_diag.shape),
-        log_diag.new_empty(log_diag.shape, dtype=torch.int32),
+        log_diag.new_empty(log_diag.shape),
         quad.new_empty(quad.shape, dtype=torch.int32),
     )
 
@@ -66,7 +65,7 @@ def _log_prob_bwd_fake(
     precision: int,
     chol_inv: Tensor,
     z: Tensor,
-    info: Tensor,
+    growth: Tensor,
     value_info: Tensor,
     grad_maha: Tensor,
     grad_logdet: Tensor,

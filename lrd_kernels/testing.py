@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,6 +70,54 @@ def value_and_grads(
     result = function(*leaves)
     total = result.sum() if weights is None else (result * weights.to(result)).sum()
     return (result.detach(), *torch.autograd.grad(total, leaves))
+
+
+def hard_inputs(family: str, hardness: float, S: int, R: int, seed: int = 0) -> Inputs:
+    """float32 inputs that are typical of a Gaussian whose capacitance is ill-conditioned in one of three ways.
+
+    Args:
+        family: "condition": columns mixed so that the capacitance has condition number about `hardness`;
+            "diagonal": random columns over a diagonal of about 1 / `hardness`;
+            "pixels": random columns, and five outputs whose diagonal is 1 / `hardness`.
+    """
+    rng = np.random.default_rng(seed)
+    factor = rng.standard_normal((S, R))
+    diag = 0.5 + rng.random(S)
+    if family == "condition":
+        left, _ = np.linalg.qr(rng.standard_normal((max(S, R), R)))
+        right, _ = np.linalg.qr(rng.standard_normal((R, R)))
+        factor = (left[:S] * np.logspace(0, np.log10(hardness) / 2, R)) @ right
+    elif family == "diagonal":
+        diag /= hardness
+    elif family == "pixels":
+        diag[rng.choice(S, 5, replace=False)] = 1 / hardness
+    else:
+        raise ValueError(f"family must be 'condition', 'diagonal' or 'pixels'; got {family!r}")
+    loc = rng.standard_normal(S)
+    value = loc + factor @ rng.standard_normal(R) + np.sqrt(diag) * rng.standard_normal(S)
+    return Inputs(*(torch.from_numpy(t.astype(np.float32)) for t in (value, loc, factor, diag)))
+
+
+def extended_log_prob(inputs: Inputs) -> tuple[np.ndarray, ...]:
+    """Log-density of one Gaussian and its gradients for all inputs, in NumPy's extended precision."""
+    y, mu, P, D = (t.detach().double().numpy().astype(np.longdouble) for t in inputs)
+    R = P.shape[1]
+    w, r = 1 / D, y - mu
+    C = np.eye(R, dtype=np.longdouble) + P.T @ (P * w[:, None])
+    inverse = np.eye(R, dtype=np.longdouble)  # becomes L^-1 while C becomes L
+    for i in range(R):
+        C[i, i] = np.sqrt(C[i, i] - C[i, :i] @ C[i, :i])
+        C[i + 1 :, i] = (C[i + 1 :, i] - C[i + 1 :, :i] @ C[i, :i]) / C[i, i]
+        inverse[i] = (inverse[i] - C[i, :i] @ inverse[:i]) / C[i, i]
+    z = inverse.T @ (inverse @ (P.T @ (w * r)))
+    v = P @ inverse.T
+    a = w * (r - P @ z)
+    maha = a @ r
+    logdet = 2 * np.log(np.diag(C)).sum() + np.log(D).sum()
+    result = -(maha + logdet + len(D) * np.log(2 * np.longdouble(np.pi))) / 2
+    grad_factor = a[:, None] * z - w[:, None] * (v @ inverse)
+    grad_diag = (a * a - w * (1 - w * (v * v).sum(1))) / 2
+    return result, -a, a, grad_factor, grad_diag
 
 
 def relative_error(actual: Tensor, truth: Tensor) -> float:

@@ -6,45 +6,135 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "columns.h"
 #include "kernels.h"
 #include "rows.h"
 #include "simd.h"
+#include "small_dense.h"
 
 namespace lrd {
 namespace LRD_ISA_NAMESPACE {
 
-// out [n, ld] = x [n, ld] times b [R, ld_b], b upper (k <= c) or lower (k >= c) triangular. Rows of x and out up to
-// the next multiple of kTileRows, and columns of b and out up to whole tiles, exist in scratch.
-template <class A>
-static void triangular_product(const A* x, const A* b, A* out, int64_t n, int64_t R, int64_t ld, int64_t ld_b,
-                               bool upper) {
-  Tile<A> tile;
-  for (int64_t c0 = 0; c0 < R; c0 += Tile<A>::kColumns) {
-    const int64_t reach = c0 + Tile<A>::kColumns < R ? c0 + Tile<A>::kColumns : R;
-    const int64_t first = upper ? 0 : c0;
-    const int64_t last = upper ? reach : R;
-    for (int64_t i0 = 0; i0 < n; i0 += kTileRows) {
-      tile.product(x + i0 * ld + first, ld, 1, b + first * ld_b + c0, ld_b, last - first);
-      for (int64_t m = 0; m < kTileRows; ++m)
-        for (int64_t v = 0; v < kTileVectors; ++v)
-          for (int64_t lane = 0; lane < Tile<A>::kLanes; ++lane)
-            out[(i0 + m) * ld + c0 + v * Tile<A>::kLanes + lane] = tile.acc[m][v][lane];
+// out [R, ld] = b [R, R] x [R, ld] for n columns, b lower (k <= c) or upper (k >= c) triangular and zero-padded to
+// whole tiles of rows. Columns up to the next whole tile exist in scratch.
+template <class A, int kRows, int kVectors>
+static void triangular_tiles(const A* b, int64_t ld_b, const A* x, A* out, int64_t n, int64_t R, int64_t ld,
+                             bool lower) {
+  Tile<A, kRows, kVectors> tile;
+  for (int64_t c0 = 0; c0 < R; c0 += kRows) {
+    const int64_t rows = R - c0 < kRows ? R - c0 : kRows;
+    const int64_t first = lower ? 0 : c0;
+    const int64_t last = lower ? c0 + rows : R;
+    for (int64_t i0 = 0; i0 < n; i0 += tile.kColumns) {
+      tile.product(b + c0 * ld_b + first, ld_b, 1, x + first * ld + i0, ld, last - first);
+      if (rows == kRows)
+        for (int64_t m = 0; m < kRows; ++m) tile.store(m, out + (c0 + m) * ld + i0);
+      else
+        for (int64_t m = 0; m < rows; ++m) tile.store(m, out + (c0 + m) * ld + i0);
     }
   }
 }
 
-template <class T>
-static void write_factor(const double* grad, int64_t ld, const Gaussian& g, const GramGrads& to, int64_t begin,
-                         int64_t n) {
-  T* out = static_cast<T*>(to.factor) + begin * to.factor_stride_s;
-  if (to.factor_stride_s == 1 && to.factor_stride_r != 1) {  // rank-major: write along the columns
-    for (int64_t j = 0; j < g.R; ++j)
-      for (int64_t i = 0; i < n; ++i) store(out[i + j * to.factor_stride_r], grad[i * ld + j]);
-  } else {
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t j = 0; j < g.R; ++j) store(out[i * to.factor_stride_s + j * to.factor_stride_r], grad[i * ld + j]);
+// Small ranks take narrow tiles, which waste less on the triangle.
+template <class A>
+static void triangular_product(const A* b, int64_t ld_b, const A* x, A* out, int64_t n, int64_t R, int64_t ld,
+                               bool lower) {
+  if (R <= kSmallRank)
+    triangular_tiles<A, 4, 2>(b, ld_b, x, out, n, R, ld, lower);
+  else
+    triangular_tiles<A, kTileRows, kTileVectors>(b, ld_b, x, out, n, R, ld, lower);
+}
+
+// v = L^-1 p of one row in double, stored to v; returns |v|^2. There are at most R / kHighLeverage such rows.
+template <class A>
+static double exact_row(const double* chol_inv, const A* x, A* v, int64_t ld, int64_t R, double* p) {
+  for (int64_t j = 0; j < R; ++j) p[j] = double(x[j * ld]);
+  double norm = 0.0;
+  for (int64_t c = 0; c < R; ++c) {
+    const double exact = dot(chol_inv + c * R, p, c + 1);
+    v[c * ld] = A(exact);
+    norm += exact * exact;
   }
+  return norm;
+}
+
+// grad [R, ld] (+)= sum_v scales_v z_v^T + scale_q q: each value's outer product, and the log-determinant's part, of
+// which either may be absent. The first contribution to a block overwrites what was there.
+template <class A>
+static void combine(A* grad, int64_t ld, int64_t R, int64_t n, const A* scales, const double* z, int64_t values,
+                    const A* scale_q, const A* q, bool first) {
+  for (int64_t j = 0; j < R; ++j) {
+    A* to = grad + j * ld;
+    if (first && values == 1 && scale_q) {
+      const A zj = A(z[j]);
+      for (int64_t i = 0; i < n; ++i) to[i] = scales[i] * zj + scale_q[i] * q[j * ld + i];
+      continue;
+    }
+    if (first)
+      for (int64_t i = 0; i < n; ++i) to[i] = A(0);
+    if (scale_q)
+      for (int64_t i = 0; i < n; ++i) to[i] += scale_q[i] * q[j * ld + i];
+    for (int64_t v = 0; v < values; ++v) {
+      const A zj = A(z[v * R + j]);
+      for (int64_t i = 0; i < n; ++i) to[i] += scales[v * ld + i] * zj;
+    }
+  }
+}
+
+// One value, one Gaussian, a rank known when this is compiled: a vector of rows stays in registers from p to dP, which
+// replaces x. `diff` becomes the gradient for loc, `grad_diag` that for D.
+template <class A, int R>
+static void bwd_in_registers(A* x, int64_t ld, int64_t n, const A* chol_inv, int64_t ld_inv, const double* z, double cm,
+                             double cl, const A* weight, A* diff, A* grad_diag) {
+  typedef typename Tile<A>::Vector Vector;
+  typedef typename Tile<A>::Unaligned Unaligned;
+  constexpr int kLanes = Tile<A>::kLanes;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vector w = *reinterpret_cast<const Unaligned*>(weight + i);
+    Vector p[R], v[R];
+    Vector residual = *reinterpret_cast<const Unaligned*>(diff + i);
+#pragma GCC unroll 16
+    for (int j = 0; j < R; ++j) {
+      p[j] = *reinterpret_cast<const Unaligned*>(x + j * ld + i);
+      residual -= p[j] * A(z[j]);
+    }
+    Vector norm = {};
+#pragma GCC unroll 16
+    for (int c = 0; c < R; ++c) {
+      v[c] = p[0] * chol_inv[c * ld_inv];
+#pragma GCC unroll 16
+      for (int k = 1; k <= c; ++k) v[c] += p[k] * chol_inv[c * ld_inv + k];
+      norm += v[c] * v[c];
+    }
+    const Vector a = w * residual;
+    const Vector pull = a * A(-2.0 * cm);
+    const Vector scale = w * A(2.0 * cl);
+    *reinterpret_cast<Unaligned*>(grad_diag + i) = w * (A(1) - w * norm) * A(cl) - a * a * A(cm);
+    *reinterpret_cast<Unaligned*>(diff + i) = pull;
+#pragma GCC unroll 16
+    for (int j = 0; j < R; ++j) {
+      Vector q = v[j] * chol_inv[j * ld_inv + j];
+#pragma GCC unroll 16
+      for (int c = j + 1; c < R; ++c) q += v[c] * chol_inv[c * ld_inv + j];
+      *reinterpret_cast<Unaligned*>(x + j * ld + i) = pull * A(z[j]) + scale * q;
+    }
+  }
+}
+
+constexpr int64_t kRegisterRank = 8;
+
+template <class A>
+using RegisterKernel = void (*)(A*, int64_t, int64_t, const A*, int64_t, const double*, double, double, const A*, A*,
+                                A*);
+
+template <class A>
+static RegisterKernel<A> register_kernel(int64_t R) {
+  static constexpr RegisterKernel<A> kernels[kRegisterRank] = {
+      bwd_in_registers<A, 1>, bwd_in_registers<A, 2>, bwd_in_registers<A, 3>, bwd_in_registers<A, 4>,
+      bwd_in_registers<A, 5>, bwd_in_registers<A, 6>, bwd_in_registers<A, 7>, bwd_in_registers<A, 8>};
+  return kernels[R - 1];
 }
 
 // The vector gradients of a failed item; to the factor's gradient it adds nothing.
@@ -55,82 +145,126 @@ static void write_zeros(const Gaussian& g, const GramGrads& to, int64_t begin, i
     for (int64_t i = 0; i < n; ++i) store(static_cast<T*>(to.loc)[value * to.loc_stride_n + begin + i], 0.0);
 }
 
-// Scratch: grad [rows, ld] and four vectors of rows in double, then x, v and q [rows, ld] in A.
+template <class T>
+static void write_vector(const double* from, int64_t n, T* to) {
+  for (int64_t i = 0; i < n; ++i) store(to[i], from[i]);
+}
+
+template <class T, class A>
+static void write_factor(const A* grad, int64_t ld, int64_t R, int64_t n, const GramGrads& to, int64_t begin) {
+  T* out = static_cast<T*>(to.factor) + begin * to.factor_stride_s;
+  write_columns<T, A>(grad, ld, R, n, out, to.factor_stride_s, to.factor_stride_r);
+}
+
+// dD, or d/d raw = dD exp(raw) = dD (D - eps); a masked row has D = 1 and dD = 0.
+template <class T>
+static void write_grad_diag(const Gaussian& g, RowScratch rows, double* grad_diag, int64_t n, T* to) {
+  if (g.exp_diag)
+    for (int64_t i = 0; i < n; ++i) grad_diag[i] *= rows.diag[i] - g.eps;
+  write_vector<T>(grad_diag, n, to);
+}
+
+// Scratch: a row of R and five vectors of ld in double, kValueChunk + 1 of ld in A, then x, v and grad [R, ld] in A.
 template <class T, class A>
 static void log_prob_bwd_rows(const Gaussian* gaussians, const GramGrads* grads, int64_t count, int64_t begin,
                               int64_t end, void* scratch) {
-  constexpr Compute compute = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
   const int64_t R = gaussians[0].R;
   const int64_t n = end - begin;
-  const int64_t ld = grads[0].ld;
-  const int64_t capacity = bwd_block_rows(R, compute) + kMaxTileRows;
-  double* grad = static_cast<double*>(scratch);
-  double* diag = grad + capacity * ld;
-  RowScratch rows{diag, diag + capacity};
-  double* diff = diag + 2 * capacity;
-  double* grad_diag = diag + 3 * capacity;
-  A* x = reinterpret_cast<A*>(diag + 4 * capacity);
-  A* v = x + capacity * ld;
-  A* q = v + capacity * ld;
-  for (int64_t i = n * ld; i < (n + kTileRows) * ld; ++i) x[i] = A(0);
-  if (grads[0].factor)
-    for (int64_t i = 0; i < n * ld; ++i) grad[i] = 0.0;
+  const int64_t ld = bwd_block_rows(R);
+  double* one_row = static_cast<double*>(scratch);
+  double* diag = one_row + R;
+  RowScratch rows{diag, diag + ld};
+  double* diff = diag + 2 * ld;
+  double* grad_diag = diag + 3 * ld;
+  double* projected = diag + 4 * ld;
+  A* scales = reinterpret_cast<A*>(diag + 5 * ld);
+  A* scale_q = scales + kValueChunk * ld;
+  A* x = scale_q + ld;
+  A* v = x + R * ld;
+  A* grad = v + R * ld;
+  const bool need_factor = grads[0].factor != nullptr;
+  bool first = true;  // nothing has been put into grad yet
 
   for (int64_t item = 0; item < count; ++item) {
     const Gaussian& g = gaussians[item];
     const GramGrads& to = grads[item];
-    if (to.info != 0) {
+    if (to.failed) {
       write_zeros<T>(g, to, begin, n);
       continue;
     }
     read_diag<T>(g, begin, n, rows);
-    read_factor<T, A>(g, begin, n, nullptr, x, ld);
+    read_columns<T, A>(g, begin, n, x, ld);
+    const bool in_registers =
+        std::is_same_v<A, double> && count == 1 && g.N == 1 && R >= 1 && R <= kRegisterRank && to.value_info[0] == 0;
+    if (in_registers) {
+      read_diff<T>(g, 0, begin, n, diff);
+      register_kernel<A>(R)(x, ld, n, static_cast<const A*>(to.chol_inv), to.ld, to.z, to.grad_maha[0], to.grad_logdet,
+                            reinterpret_cast<A*>(rows.weight), reinterpret_cast<A*>(diff),
+                            reinterpret_cast<A*>(grad_diag));
+      if (to.loc) write_vector<T>(diff, n, static_cast<T*>(to.loc) + begin);
+      if (to.diag) write_grad_diag<T>(g, rows, grad_diag, n, static_cast<T*>(to.diag) + begin);
+      if (need_factor) write_factor<T, A>(x, ld, R, n, to, begin);
+      return;
+    }
     for (int64_t i = 0; i < n; ++i) grad_diag[i] = 0.0;
 
-    const double cl = to.grad_logdet;
-    if (cl != 0.0 && (to.factor || to.diag)) {
-      triangular_product(x, static_cast<const A*>(to.chol_inv_t), v, n, R, ld, ld, true);
-      for (int64_t i = 0; i < n; ++i) {
-        double norm = 0.0;
-        for (int64_t j = 0; j < R; ++j) norm += double(v[i * ld + j]) * double(v[i * ld + j]);
-        grad_diag[i] = cl * rows.weight[i] * (1.0 - rows.weight[i] * norm);
-      }
-      if (to.factor) {
-        triangular_product(v, static_cast<const A*>(to.chol_inv), q, n, R, ld, ld, false);
-        for (int64_t i = 0; i < n; ++i)
-          for (int64_t j = 0; j < R; ++j) grad[i * ld + j] += 2.0 * cl * rows.weight[i] * double(q[i * ld + j]);
-      }
-    }
-
+    int64_t pending = 0;  // values of the current chunk, whose outer products are still to be added
     for (int64_t value = 0; value < g.N; ++value) {
-      const double cm = to.grad_maha[value];
-      const double* z = to.z + value * R;
-      read_diff<T>(g, value, begin, n, diff);
-      const bool failed = to.value_info[value] != 0;
-      for (int64_t i = 0; i < n && failed; ++i) diff[i] = 0.0;
-      for (int64_t i = 0; i < n && !failed; ++i) {
-        double projected = 0.0;
-        for (int64_t j = 0; j < R; ++j) projected += double(x[i * ld + j]) * z[j];
-        const double a = rows.weight[i] * (diff[i] - projected);
-        diff[i] = 2.0 * cm * a;
-        grad_diag[i] -= cm * a * a;
-        if (to.factor)
-          for (int64_t j = 0; j < R; ++j) grad[i * ld + j] -= diff[i] * z[j];
+      if (pending == kValueChunk) {
+        if (need_factor)
+          combine<A>(grad, ld, R, n, scales, to.z + (value - pending) * R, pending, nullptr, nullptr, first);
+        first = false;
+        pending = 0;
       }
-      if (to.loc) {
-        T* out = static_cast<T*>(to.loc) + value * to.loc_stride_n + begin;
-        for (int64_t i = 0; i < n; ++i) store(out[i], -diff[i]);
+      A* scale = scales + pending++ * ld;
+      if (to.value_info[value] != 0) {
+        for (int64_t i = 0; i < n; ++i) diff[i] = 0.0;
+        for (int64_t i = 0; i < n; ++i) scale[i] = A(0);
+      } else {
+        const double cm = to.grad_maha[value];
+        read_diff<T>(g, value, begin, n, diff);
+        for (int64_t i = 0; i < n; ++i) projected[i] = 0.0;
+        add_projection(x, ld, to.z + value * R, R, n, projected);
+        for (int64_t i = 0; i < n; ++i) {
+          const double a = rows.weight[i] * (diff[i] - projected[i]);
+          grad_diag[i] -= cm * a * a;
+          diff[i] = -2.0 * cm * a;
+          scale[i] = A(diff[i]);
+        }
       }
+      if (to.loc) write_vector<T>(diff, n, static_cast<T*>(to.loc) + value * to.loc_stride_n + begin);
     }
 
-    if (to.diag) {
-      if (g.exp_diag)  // d/d raw = dD * exp(raw) = dD (D - eps); a masked row has D = 1 and dD = 0
-        for (int64_t i = 0; i < n; ++i) grad_diag[i] *= rows.diag[i] - g.eps;
-      T* out = static_cast<T*>(to.diag) + begin;
-      for (int64_t i = 0; i < n; ++i) store(out[i], grad_diag[i]);
+    const double cl = to.grad_logdet;
+    const bool has_logdet = cl != 0.0 && (need_factor || to.diag);
+    if (has_logdet) {
+      triangular_product(static_cast<const A*>(to.chol_inv), to.ld, x, v, n, R, ld, true);
+      for (int64_t i = 0; i < n; ++i) projected[i] = 0.0;
+      for (int64_t j = 0; j < R; ++j)
+        for (int64_t i = 0; i < n; ++i) projected[i] += double(v[j * ld + i]) * double(v[j * ld + i]);
+      if (sizeof(A) < sizeof(double))
+        for (int64_t i = 0; i < n; ++i)
+          if (rows.weight[i] * projected[i] > kHighLeverage)
+            projected[i] = exact_row(to.exact_chol_inv, x + i, v + i, ld, R, one_row);
+      for (int64_t i = 0; i < n; ++i) {
+        grad_diag[i] += cl * rows.weight[i] * (1.0 - rows.weight[i] * projected[i]);
+        scale_q[i] = A(2.0 * cl * rows.weight[i]);
+      }
+      if (need_factor) triangular_product(static_cast<const A*>(to.chol_inv_t), to.ld, v, x, n, R, ld, false);
     }
+    if (need_factor) {
+      const A* q_scale = has_logdet ? scale_q : nullptr;
+      combine<A>(grad, ld, R, n, scales, to.z + (g.N - pending) * R, pending, q_scale, x, first);
+      first = false;
+    }
+
+    if (to.diag) write_grad_diag<T>(g, rows, grad_diag, n, static_cast<T*>(to.diag) + begin);
   }
-  if (grads[0].factor) write_factor<T>(grad, ld, gaussians[0], grads[0], begin, n);
+  if (need_factor) {
+    if (first)  // every item failed
+      for (int64_t i = 0; i < R * ld; ++i) grad[i] = A(0);
+    write_factor<T, A>(grad, ld, R, n, grads[0], begin);
+  }
 }
 
 }  // namespace LRD_ISA_NAMESPACE

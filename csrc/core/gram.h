@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
+#include "columns.h"
 #include "kernels.h"
 #include "rows.h"
 #include "simd.h"
@@ -13,28 +15,98 @@ namespace lrd {
 namespace LRD_ISA_NAMESPACE {
 
 // sums[j, k] += sum over n rows of x[i, j] * x[i, k] for j in [first, last), k < R, tiles above the diagonal skipped.
-// x is [n, ld] with ld >= last + kTileRows and ld >= R rounded up to whole tiles.
-template <class A>
+// x is [n, ld] with ld >= last + kRows and ld >= R rounded up to whole tiles.
+template <class A, int kRows, int kVectors>
 static void add_products(const A* x, int64_t ld, int64_t n, int64_t first, int64_t last, int64_t R, GramSums out) {
-  Tile<A> tile;
-  for (int64_t j0 = first; j0 < last; j0 += kTileRows) {
-    const int64_t rows = last - j0 < kTileRows ? last - j0 : kTileRows;
-    const int64_t reach = j0 + kTileRows < R ? j0 + kTileRows : R;
-    for (int64_t k0 = 0; k0 < reach; k0 += Tile<A>::kColumns) {
+  Tile<A, kRows, kVectors> tile;
+  for (int64_t j0 = first; j0 < last; j0 += kRows) {
+    const int64_t rows = last - j0 < kRows ? last - j0 : kRows;
+    const int64_t reach = j0 + kRows < R ? j0 + kRows : R;
+    for (int64_t k0 = 0; k0 < reach; k0 += tile.kColumns) {
       tile.product(x + j0, 1, ld, x + k0, ld, n);
       for (int64_t m = 0; m < rows; ++m) {
+        A part[tile.kColumns];
+        tile.store(m, part);
         double* sums = out.sums + (j0 + m) * out.ld + k0;
-        for (int64_t v = 0; v < kTileVectors; ++v)
-          for (int64_t lane = 0; lane < Tile<A>::kLanes; ++lane)
-            sums[v * Tile<A>::kLanes + lane] += double(tile.acc[m][v][lane]);
+        for (int64_t c = 0; c < tile.kColumns; ++c) sums[c] += double(part[c]);
       }
+    }
+  }
+}
+
+// Small ranks and few values: the block as columns, the differences among them, all products as sums along the rows.
+// Lanes stay apart until the end. Scratch: per-lane sums, x, and the vectors of a block.
+template <class T, class A>
+static void gram_rows_small(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
+  constexpr Compute compute = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
+  constexpr int64_t kLanes = Tile<A>::kLanes;
+  const int64_t ld = gram_block_rows(g.R, compute);
+  const int64_t columns = g.R + g.N;
+  const int64_t padded = (columns + kDotColumns - 1) / kDotColumns * kDotColumns;
+  double* diag = static_cast<double*>(scratch);
+  RowScratch rows{diag, diag + ld};
+  double* diff = diag + 2 * ld;
+  // In double the weights serve as they are.
+  A* weight = std::is_same_v<A, double> ? reinterpret_cast<A*>(rows.weight) : reinterpret_cast<A*>(diag + 3 * ld);
+  A* x = reinterpret_cast<A*>(diag + 4 * ld);
+  A* lanes = x + padded * ld;  // [columns, padded] vectors
+  for (int64_t i = 0; i < columns * padded * kLanes; ++i) lanes[i] = A(0);
+
+  for (int64_t i0 = begin; i0 < end; i0 += ld) {
+    const int64_t n = end - i0 < ld ? end - i0 : ld;
+    const int64_t whole = (n + kLanes - 1) / kLanes * kLanes;
+    *out.log_diag += read_diag<T>(g, i0, n, rows);
+    read_columns<T, A>(g, i0, n, x, ld);
+    if (!std::is_same_v<A, double>)
+      for (int64_t i = 0; i < n; ++i) weight[i] = A(rows.weight[i]);
+    for (int64_t i = n; i < whole; ++i) weight[i] = A(0);
+    for (int64_t value = 0; value < g.N; ++value) {
+      read_diff<T>(g, value, i0, n, diff);
+      A* column = x + (g.R + value) * ld;
+      for (int64_t i = 0; i < n; ++i) column[i] = A(diff[i]);
+      out.quad[value] += weighted_square(diff, rows.weight, n);
+    }
+    for (int64_t j = 0; j < columns && n < whole; ++j)  // 0 * NaN is NaN
+      for (int64_t i = n; i < whole; ++i) x[j * ld + i] = A(0);
+    for (int64_t a = 0; a < columns; a += kDotRows) {
+      const int64_t last = a + kDotRows < g.R ? a + kDotRows : g.R;
+      for (int64_t b = 0; b < last; b += kDotColumns) {
+        A* sums = lanes + (a * padded + b) * kLanes;
+        const A *xa = x + a * ld, *xb = x + b * ld;
+        switch (columns - a < kDotRows ? columns - a : kDotRows) {
+          case 1:
+            add_dots<A, 1>(xa, xb, ld, weight, whole, sums, padded);
+            break;
+          case 2:
+            add_dots<A, 2>(xa, xb, ld, weight, whole, sums, padded);
+            break;
+          case 3:
+            add_dots<A, 3>(xa, xb, ld, weight, whole, sums, padded);
+            break;
+          default:
+            if (a == b && kDotRows == kDotColumns)
+              add_dots<A, kDotRows, true>(xa, xb, ld, weight, whole, sums, padded);
+            else
+              add_dots<A, kDotRows>(xa, xb, ld, weight, whole, sums, padded);
+        }
+      }
+    }
+    if (compute == Compute::f32 || i0 + ld >= end) {  // float lanes are flushed with every block
+      for (int64_t a = 0; a < columns; ++a)
+        for (int64_t b = 0; b < (a < g.R ? a + 1 : g.R); ++b) {
+          A* from = lanes + (a * padded + b) * kLanes;
+          double sum = 0.0;
+          for (int64_t lane = 0; lane < kLanes; ++lane) sum += double(from[lane]);
+          for (int64_t lane = 0; lane < kLanes; ++lane) from[lane] = A(0);
+          out.sums[a * out.ld + b] += sum;
+        }
     }
   }
 }
 
 // Scratch: x [rows, padded columns] in A, then diag, weight and diff [rows] in double and scale [rows] in A.
 template <class T, class A>
-static void gram_rows(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
+static void gram_rows_large(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
   constexpr Compute compute = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
   const int64_t block = gram_block_rows(g.R, compute);
   const int64_t ld = out.ld + kValueChunk + kMaxTileRows;
@@ -43,35 +115,40 @@ static void gram_rows(const Gaussian& g, int64_t begin, int64_t end, void* scrat
   RowScratch rows{diag, diag + block};
   double* diff = diag + 2 * block;
   A* scale = reinterpret_cast<A*>(diag + 3 * block);
-  for (int64_t i = 0; i < block * ld; ++i) x[i] = A(0);
 
   for (int64_t i0 = begin; i0 < end; i0 += block) {
     const int64_t n = end - i0 < block ? end - i0 : block;
-    *out.log_diag += read_diag<T>(g, i0, n, rows) ? sum_log(rows.diag, n) : std::numeric_limits<double>::quiet_NaN();
+    *out.log_diag += read_diag<T>(g, i0, n, rows);
     for (int64_t i = 0; i < n; ++i) scale[i] = A(std::sqrt(rows.weight[i]));
     read_factor<T, A>(g, i0, n, scale, x, ld);
 
     // G goes with the first chunk of values; later chunks overwrite the columns behind the factor.
-    int64_t first = 0;
     int64_t value = 0;
     do {
       const int64_t count = g.N - value < kValueChunk ? g.N - value : kValueChunk;
       for (int64_t c = 0; c < count; ++c) {
         read_diff<T>(g, value + c, i0, n, diff);
-        double quad = 0.0;
-        for (int64_t i = 0; i < n; ++i) {
-          quad += diff[i] * diff[i] * rows.weight[i];
-          x[i * ld + g.R + c] = A(diff[i]) * scale[i];
-        }
-        out.quad[value + c] += quad;
+        for (int64_t i = 0; i < n; ++i) x[i * ld + g.R + c] = A(diff[i]) * scale[i];
+        out.quad[value + c] += weighted_square(diff, rows.weight, n);
       }
       GramSums shifted = out;
       shifted.sums += value * out.ld;
-      add_products<A>(x, ld, n, first, g.R + count, g.R, shifted);
-      first = g.R;
+      if (value == 0) add_products<A, kTileRows, kTileVectors>(x, ld, n, 0, g.R, g.R, out);
+      if (count < 4)
+        add_products<A, 1, kTileVectors>(x, ld, n, g.R, g.R + count, g.R, shifted);
+      else
+        add_products<A, kTileRows, kTileVectors>(x, ld, n, g.R, g.R + count, g.R, shifted);
       value += count;
     } while (value < g.N);
   }
+}
+
+template <class T, class A>
+static void gram_rows(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
+  if (g.R <= kSmallRank && g.N <= kValueChunk)
+    gram_rows_small<T, A>(g, begin, end, scratch, out);
+  else
+    gram_rows_large<T, A>(g, begin, end, scratch, out);
 }
 
 }  // namespace LRD_ISA_NAMESPACE

@@ -19,8 +19,8 @@ struct GramSums {
 
 // What the backward pass needs beside the inputs, and where it writes. Null outputs are skipped.
 struct GramGrads {
-  const void* chol_inv;    // L^-1 in the compute type, [R, ld], zero-padded
-  const void* chol_inv_t;  // its transpose, [R, ld]
+  const void* chol_inv;    // L^-1 in the compute type, [R + kMaxTileRows, ld], zero-padded
+  const void* chol_inv_t;  // its transpose, likewise
   int64_t ld;
   const double* z;          // [N, R]
   const double* grad_maha;  // [N]
@@ -33,9 +33,11 @@ struct GramGrads {
   void* loc;   // [N, S]
   int64_t loc_stride_n;
 
-  // Of the forward pass: where it is not 0, a number was not finite, and all that would follow from it is zero.
-  int32_t info;               // of the covariance
-  const int32_t* value_info;  // [N]
+  const double* exact_chol_inv;  // L^-1 in double, [R, R], for rows of high leverage
+
+  // Of the forward pass: what failed there (a number was not finite) has zero for a gradient.
+  bool failed;                // the covariance
+  const int32_t* value_info;  // [N], not 0 for a value
 };
 
 struct Kernels {
@@ -45,26 +47,43 @@ struct Kernels {
   // Adds rows [begin, end) of one Gaussian to `sums`.
   void (*gram_rows[kDTypes][kComputes])(const Gaussian&, int64_t begin, int64_t end, void* scratch, GramSums sums);
 
+  // Adds rows [begin, end) of the residuals r_n - P shift_n, shift [N, R], to `sums`: row n of it (of ld columns) is
+  // P^T w (r_n - P shift_n), and quad the weighted squares. All in double; log_diag is left alone.
+  void (*residual_rows[kDTypes])(const Gaussian&, const double* shift, int64_t begin, int64_t end, void* scratch,
+                                 GramSums sums);
+
   // Gradients of rows [begin, end), at most bwd_block_rows() of them, of `count` Gaussians that share one factor:
   // their factor gradients are summed, in order.
   void (*log_prob_bwd_rows[kDTypes][kComputes])(const Gaussian*, const GramGrads*, int64_t count, int64_t begin,
                                                 int64_t end, void* scratch);
 
-  // C = I + gram -> L (lower, upper part zeroed), L^-1. Returns false when C is not finite.
-  bool (*cholesky)(const double* gram, double* chol, double* chol_inv, int64_t R);
+  // C = I + gram -> L (lower, upper part zeroed), L^-1. Returns the growth: by how much more than for orthogonal
+  // columns an error of the Gram sums comes out in L^-1 (1 at best, scale-free), infinity when C is not finite.
+  double (*cholesky)(const double* gram, double* chol, double* chol_inv, int64_t R);
 };
 
 // Sizes shared by the kernels and their callers; they depend on the problem alone, never on the threads.
 int64_t gram_block_rows(int64_t R, Compute compute);
-int64_t bwd_block_rows(int64_t R, Compute compute);
+int64_t bwd_block_rows(int64_t R);
 int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute);
 size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, Compute compute);
-size_t bwd_scratch_bytes(const Kernels& kernels, int64_t R, Compute compute);
+size_t bwd_scratch_bytes(int64_t R, Compute compute);
 
 // Values are scored this many at a time beside the packed factor block.
 constexpr int64_t kValueChunk = 16;
 // The widest register tile of any instruction set, rows and bytes of columns: scratch is padded by it.
 constexpr int64_t kMaxTileRows = 12;
+// Up to this rank the forward pass sums along the rows of a block, above it by outer products of its rows.
+constexpr int64_t kSmallRank = 16;
+// The most rows of a block above kSmallRank: so many terms meet in float32 before they are flushed to double.
+constexpr int64_t kOuterBlockRows = 128;
+
+// Where float32 products are enough by themselves. Below this rank double costs too little to think about it.
+constexpr int64_t kFloat32Rank = 32;
+// The certificate: up to this growth they are.
+constexpr double kFloat32Growth = 8.0;
+// Rows whose leverage exceeds this are done in double, because 1 - h cancels.
+constexpr double kHighLeverage = 0.1;
 
 // The set in use, chosen once: the best that CPU and operating system both allow, or the one
 // that LRD_CPU_ISA names. select_error() tells why that name could not be followed, or is null.

@@ -2,6 +2,7 @@
 // has internal linkage: code built for a newer CPU must never be merged by the linker into what an older one runs.
 #include "backward.h"
 #include "gram.h"
+#include "residual.h"
 #include "small_dense.h"
 
 #define LRD_STRINGIZE_(x) #x
@@ -24,6 +25,7 @@ const Kernels table = {
     LRD_STRINGIZE(LRD_ISA_NAMESPACE),
     {Tile<float>::kColumns, Tile<double>::kColumns},
     LRD_INSTANCES(gram_rows),
+    {residual_rows<float>, residual_rows<double>, residual_rows<BFloat16>, residual_rows<Half>},
     LRD_INSTANCES(log_prob_bwd_rows),
     cholesky,
 };

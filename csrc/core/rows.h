@@ -5,8 +5,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "convert.h"
+#include "kernels.h"
+#include "transpose.h"
 #include "types.h"
 
 namespace lrd {
@@ -42,6 +45,10 @@ static inline double exp_branch_free(double x) {
   return x < -708.0 ? 0.0 : (x > 709.782712893384 ? std::numeric_limits<double>::infinity() : result);
 }
 
+// What elements are widened to before they are transposed.
+template <class T>
+using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
 // A block's per-row quantities; capacity is at least the block's rows.
 struct RowScratch {
   double* diag;    // D, 1 where masked
@@ -52,82 +59,166 @@ static inline bool present(const Gaussian& g, int64_t row) {
   return !g.mask.data || static_cast<const uint8_t*>(g.mask.data)[row * g.mask.stride] != 0;
 }
 
-// D and 1/D of rows [begin, begin + n). Returns false when a D is not a positive finite number.
+// Entries [begin, begin + n) of a strided vector, in double.
 template <class T>
-static bool read_diag(const Gaussian& g, int64_t begin, int64_t n, RowScratch rows) {
-  const T* diag = static_cast<const T*>(g.diag.data);
-  for (int64_t i = 0; i < n; ++i) rows.diag[i] = double(load(diag[(begin + i) * g.diag.stride]));
+static void read_vector(VectorView view, int64_t begin, int64_t n, double* out) {
+  const T* from = static_cast<const T*>(view.data) + begin * view.stride;
+  if (view.stride == 1)
+    for (int64_t i = 0; i < n; ++i) out[i] = double(load(from[i]));
+  else
+    for (int64_t i = 0; i < n; ++i) out[i] = double(load(from[i * view.stride]));
+}
+
+// The product of at most 1000 positive finite numbers: exponents add, mantissas multiply.
+struct Product {
+  static constexpr int kWays = 16;  // independent products, so that they run as vectors
+  int64_t exponents[kWays] = {};
+  double mantissas[kWays];
+
+  Product() {
+    for (int way = 0; way < kWays; ++way) mantissas[way] = 1.0;
+  }
+
+  inline __attribute__((always_inline)) void take(const double* part) {
+    for (int way = 0; way < kWays; ++way) {
+      const bool subnormal = part[way] < std::numeric_limits<double>::min();
+      const uint64_t bits = bit_cast<uint64_t>(subnormal ? part[way] * 0x1p54 : part[way]);
+      exponents[way] += int64_t(bits >> 52) - (subnormal ? 1023 + 54 : 1023);
+      mantissas[way] *= bit_cast<double>((bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull);
+    }
+  }
+
+  double log() const {
+    int64_t exponent = 0;
+    double product = 1.0;
+    for (int way = 0; way < kWays; ++way) {
+      exponent += exponents[way];
+      product *= mantissas[way];
+    }
+    return double(exponent) * 0x1.62e42fefa39efp-1 + std::log(product);
+  }
+};
+
+// w = 1 / d; returns sum log d. n is at most 1000.
+static double invert(const double* d, double* w, int64_t n) {
+  constexpr int kWays = Product::kWays;
+  Product product;
+  int64_t i = 0;
+  for (; i + kWays <= n; i += kWays) product.take(d + i);
+  double rest[kWays];
+  for (int way = 0; way < kWays; ++way) rest[way] = i + way < n ? d[i + way] : 1.0;
+  product.take(rest);
+  for (i = 0; i < n; ++i) w[i] = 1.0 / d[i];
+  return product.log();
+}
+
+// The same for numbers whose products of four stay within double.
+static double invert_by_fours(const double* d, double* w, int64_t n) {
+  constexpr int kWays = Product::kWays;
+  Product product;
+  int64_t i = 0;
+  for (; i + 4 * kWays <= n; i += 4 * kWays) {
+    double all[kWays];
+    for (int way = 0; way < kWays; ++way) {
+      const double a = d[i + way], b = d[i + kWays + way], c = d[i + 2 * kWays + way], e = d[i + 3 * kWays + way];
+      const double ab = a * b, ce = c * e;
+      all[way] = ab * ce;
+      const double inverse = 1.0 / all[way];
+      const double inverse_ab = inverse * ce, inverse_ce = inverse * ab;
+      w[i + way] = inverse_ab * b;
+      w[i + kWays + way] = inverse_ab * a;
+      w[i + 2 * kWays + way] = inverse_ce * e;
+      w[i + 3 * kWays + way] = inverse_ce * c;
+    }
+    product.take(all);
+  }
+  return product.log() + (i < n ? invert(d + i, w + i, n - i) : 0.0);
+}
+
+// D and 1/D of rows [begin, begin + n), and sum log D: NaN when a D is not a positive finite number.
+template <class T>
+static double read_diag(const Gaussian& g, int64_t begin, int64_t n, RowScratch rows) {
+  read_vector<T>(g.diag, begin, n, rows.diag);
   if (g.exp_diag)
     for (int64_t i = 0; i < n; ++i) rows.diag[i] = g.eps + exp_branch_free(rows.diag[i]);
   if (g.mask.data)
     for (int64_t i = 0; i < n; ++i) rows.diag[i] = present(g, begin + i) ? rows.diag[i] : 1.0;
   int64_t bad = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const double d = rows.diag[i];
-    bad += !(d > 0.0 && d <= std::numeric_limits<double>::max());
-    rows.weight[i] = 1.0 / d;
-  }
+  for (int64_t i = 0; i < n; ++i) bad += !(rows.diag[i] > 0.0 && rows.diag[i] <= std::numeric_limits<double>::max());
+  // Four numbers within float's range may be multiplied in double: one division and one logarithm serve all four.
+  const bool narrow = !std::is_same_v<T, double> && !g.exp_diag;
+  const double log_diag = narrow ? invert_by_fours(rows.diag, rows.weight, n) : invert(rows.diag, rows.weight, n);
   if (g.mask.data)
     for (int64_t i = 0; i < n; ++i) rows.weight[i] = present(g, begin + i) ? rows.weight[i] : 0.0;
-  return bad == 0;
+  return bad == 0 ? log_diag : std::numeric_limits<double>::quiet_NaN();
 }
 
-// sum log of at most 1000 positive finite numbers with one call of log: exponents add, mantissas multiply.
-static double sum_log(const double* x, int64_t n) {
-  int64_t exponents = 0;
-  double mantissas[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-  for (int64_t i = 0; i < n; ++i) {
-    const bool subnormal = x[i] < std::numeric_limits<double>::min();
-    const uint64_t bits = bit_cast<uint64_t>(subnormal ? x[i] * 0x1p54 : x[i]);
-    exponents += int64_t(bits >> 52) - 1023 - (subnormal ? 54 : 0);
-    mantissas[i & 7] *= bit_cast<double>((bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull);
-  }
-  double product = 1.0;
-  for (int lane = 0; lane < 8; ++lane) product *= mantissas[lane];
-  return double(exponents) * 0x1.62e42fefa39efp-1 + std::log(product);
+// sum w_i r_i^2 in sixteen independent sums.
+static double weighted_square(const double* r, const double* w, int64_t n) {
+  constexpr int kWays = 16;
+  double sums[kWays] = {};
+  int64_t i = 0;
+  for (; i + kWays <= n; i += kWays)
+    for (int way = 0; way < kWays; ++way) sums[way] += r[i + way] * r[i + way] * w[i + way];
+  for (; i < n; ++i) sums[0] += r[i] * r[i] * w[i];
+  double total = 0.0;
+  for (int way = 0; way < kWays; ++way) total += sums[way];
+  return total;
 }
 
 // r_n = value_n - loc_n of rows [begin, begin + count), 0 where masked.
 template <class T>
 static void read_diff(const Gaussian& g, int64_t n, int64_t begin, int64_t count, double* diff) {
   const T* value = static_cast<const T*>(g.value.data) + n * g.value_stride_n;
-  for (int64_t i = 0; i < count; ++i) diff[i] = double(load(value[(begin + i) * g.value.stride]));
+  read_vector<T>({value, g.value.stride}, begin, count, diff);
   if (g.loc.data) {
-    const T* loc = static_cast<const T*>(g.loc.data) + n * g.loc_stride_n;
-    for (int64_t i = 0; i < count; ++i) diff[i] -= double(load(loc[(begin + i) * g.loc.stride]));
+    const T* loc = static_cast<const T*>(g.loc.data) + n * g.loc_stride_n + begin * g.loc.stride;
+    if (g.loc.stride == 1)
+      for (int64_t i = 0; i < count; ++i) diff[i] -= double(load(loc[i]));
+    else
+      for (int64_t i = 0; i < count; ++i) diff[i] -= double(load(loc[i * g.loc.stride]));
   }
   if (g.mask.data)
     for (int64_t i = 0; i < count; ++i) diff[i] = present(g, begin + i) ? diff[i] : 0.0;
 }
 
-// Rows [begin, begin + n) of P into out [n, ld], each times scale[i] (or 1), zeros where masked.
+// Rows [begin, begin + n) of P into out [n, ld], each times scale[i], zeros where masked. ld >= R + 8, and
+// n <= kOuterBlockRows, a multiple of 8; rows of `out` and `scale` up to the next multiple of 8 exist.
 template <class T, class A>
 static void read_factor(const Gaussian& g, int64_t begin, int64_t n, const A* scale, A* out, int64_t ld) {
   const T* factor = static_cast<const T*>(g.factor) + begin * g.factor_stride_s;
   if (g.factor_stride_s == 1 && g.factor_stride_r != 1) {  // rank-major: columns are contiguous
-    constexpr int64_t kTile = 8;
-    int64_t i0 = 0;
-    for (; i0 + kTile <= n; i0 += kTile) {
-      for (int64_t j = 0; j < g.R; ++j) {
-        const T* column = factor + i0 + j * g.factor_stride_r;
-        for (int64_t i = 0; i < kTile; ++i) out[(i0 + i) * ld + j] = A(load(column[i]));
+    typedef Wide<T> E;
+    typedef A Stored __attribute__((vector_size(8 * sizeof(A)), aligned(sizeof(A)), may_alias));
+    // Eight columns at a time through a small stage: read across, columns a power of two apart would evict one another.
+    E stage[8][kOuterBlockRows];
+    for (int64_t j0 = 0; j0 < g.R; j0 += 8) {
+      for (int64_t j = 0; j < 8; ++j) {
+        const T* column = factor + (j0 + j) * g.factor_stride_r;
+        if (j0 + j < g.R)
+          for (int64_t i = 0; i < n; ++i) stage[j][i] = E(load(column[i]));
+        else
+          for (int64_t i = 0; i < n; ++i) stage[j][i] = E(0);
+      }
+      for (int64_t i0 = 0; i0 < n; i0 += 8) {
+        typename Octet<E>::Vector tile[8];
+        for (int j = 0; j < 8; ++j) tile[j] = Octet<E>::load(&stage[j][i0]);
+        Octet<E>::transpose(tile);
+        for (int i = 0; i < 8; ++i)  // ld has room for the whole tile; rows past n are within the block
+          *reinterpret_cast<Stored*>(out + (i0 + i) * ld + j0) =
+              __builtin_convertvector(tile[i], Stored) * scale[i0 + i];
       }
     }
-    for (; i0 < n; ++i0)
-      for (int64_t j = 0; j < g.R; ++j) out[i0 * ld + j] = A(load(factor[i0 + j * g.factor_stride_r]));
   } else if (g.factor_stride_r == 1) {
     for (int64_t i = 0; i < n; ++i) {
       const T* row = factor + i * g.factor_stride_s;
-      for (int64_t j = 0; j < g.R; ++j) out[i * ld + j] = A(load(row[j]));
+      for (int64_t j = 0; j < g.R; ++j) out[i * ld + j] = A(load(row[j])) * scale[i];
     }
   } else {
     for (int64_t i = 0; i < n; ++i)
       for (int64_t j = 0; j < g.R; ++j)
-        out[i * ld + j] = A(load(factor[i * g.factor_stride_s + j * g.factor_stride_r]));
+        out[i * ld + j] = A(load(factor[i * g.factor_stride_s + j * g.factor_stride_r])) * scale[i];
   }
-  if (scale)
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t j = 0; j < g.R; ++j) out[i * ld + j] *= scale[i];
   if (g.mask.data)
     for (int64_t i = 0; i < n; ++i)
       if (!present(g, begin + i))

@@ -20,17 +20,19 @@ extern const Kernels table;
 
 namespace {
 
-// A block of packed rows should stay in a core's second-level cache.
-constexpr int64_t kBlockBytes = 192 * 1024;
+// A block of packed rows should stay in a core's first-level cache where ranks are small, in the second-level one
+// above.
+constexpr int64_t kSmallBlockBytes = 20 * 1024;
+constexpr int64_t kBlockBytes = 256 * 1024;
 // sum_log multiplies this many mantissas before it takes a logarithm.
 constexpr int64_t kMaxBlockRows = 512;
 
 int64_t element_bytes(Compute compute) { return compute == Compute::f64 ? 8 : 4; }
 
-int64_t block_rows(int64_t bytes_per_row) {
-  int64_t rows = kBlockBytes / bytes_per_row;
-  rows = rows < 24 ? 24 : (rows > kMaxBlockRows ? kMaxBlockRows : rows);
-  return rows / 8 * 8;
+// A multiple of 32 rows, the widest vector tile of any instruction set.
+int64_t block_rows(int64_t bytes, int64_t bytes_per_row) {
+  const int64_t rows = bytes / bytes_per_row / 32 * 32;
+  return rows < 64 ? 64 : (rows > kMaxBlockRows ? kMaxBlockRows : rows);
 }
 
 bool machine_has(const char* isa) {
@@ -93,8 +95,16 @@ const Kernels& kernels() { return *selection().chosen; }
 const char* select_error() { return selection().error; }
 const char* const* available_isas() { return selection().available; }
 
-int64_t gram_block_rows(int64_t R, Compute compute) { return block_rows((R + 1) * element_bytes(compute)); }
-int64_t bwd_block_rows(int64_t R, Compute compute) { return block_rows((R + 1) * (3 * element_bytes(compute) + 8)); }
+int64_t gram_block_rows(int64_t R, Compute compute) {
+  if (R <= kSmallRank) return block_rows(kSmallBlockBytes, (R + 1) * element_bytes(compute));
+  const int64_t rows = block_rows(kBlockBytes, (R + 1) * element_bytes(compute));
+  return rows < kOuterBlockRows ? rows : kOuterBlockRows;
+}
+
+// The same for both compute types, so that each Gaussian of a call can have its own.
+int64_t bwd_block_rows(int64_t R) {
+  return block_rows(R <= kSmallRank ? kSmallBlockBytes : kBlockBytes, 3 * (R + 1) * element_bytes(Compute::f64));
+}
 
 int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute) {
   const int64_t multiple = kernels.column_multiple[static_cast<int>(compute)];
@@ -103,14 +113,16 @@ int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute) {
 
 size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, Compute compute) {
   const int64_t rows = gram_block_rows(R, compute);
-  const int64_t ld = padded_columns(kernels, R, compute) + kValueChunk + kMaxTileRows;
-  return size_t(rows * ld * element_bytes(compute) + rows * 4 * 8);
+  const int64_t vectors = rows * 4 * 8;
+  const int64_t large = rows * (padded_columns(kernels, R, compute) + kValueChunk + kMaxTileRows);
+  const int64_t columns = R + kValueChunk + 4;
+  const int64_t small = R <= kSmallRank ? columns * rows + columns * columns * 64 / element_bytes(compute) : 0;
+  return size_t((large > small ? large : small) * element_bytes(compute) + vectors);
 }
 
-size_t bwd_scratch_bytes(const Kernels& kernels, int64_t R, Compute compute) {
-  const int64_t rows = bwd_block_rows(R, compute) + kMaxTileRows;
-  const int64_t ld = padded_columns(kernels, R, compute);
-  return size_t(rows * ld * (3 * element_bytes(compute) + 8) + rows * 4 * 8);
+size_t bwd_scratch_bytes(int64_t R, Compute compute) {
+  const int64_t rows = bwd_block_rows(R);
+  return size_t((3 * R + kValueChunk + 1) * rows * element_bytes(compute) + 5 * rows * 8 + R * 8);
 }
 
 }  // namespace lrd

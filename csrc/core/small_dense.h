@@ -29,7 +29,7 @@ static inline double dot(const double* a, const double* b, int64_t n) {
 }
 
 // C = I + G is at least the identity, so every exact pivot is at least 1: a smaller one is rounding, and is put right.
-static bool cholesky(const double* gram, double* chol, double* chol_inv, int64_t R) {
+static double cholesky(const double* gram, double* chol, double* chol_inv, int64_t R) {
   bool finite = true;
   for (int64_t i = 0; i < R; ++i) {
     double* row = chol + i * R;
@@ -50,7 +50,14 @@ static bool cholesky(const double* gram, double* chol, double* chol_inv, int64_t
     for (int64_t j = 0; j < i; ++j) row[j] *= scale;
     row[i] = scale;
   }
-  return finite;
+  if (!finite) return std::numeric_limits<double>::infinity();
+  double growth = 1.0;
+  for (int64_t i = 0; i < R; ++i) {
+    double sum = 0.0;
+    for (int64_t j = 0; j <= i; ++j) sum += chol_inv[i * R + j] * chol_inv[i * R + j] * gram[j * R + j];
+    growth = sum > growth ? sum : growth;
+  }
+  return growth;
 }
 
 }  // namespace LRD_ISA_NAMESPACE

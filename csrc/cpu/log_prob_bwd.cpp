@@ -1,48 +1,59 @@
 // lrd::log_prob_bwd on the CPU: every row's gradients are its own, so blocks of rows run in parallel. Gaussians that
 // share a factor are walked together, and their factor gradients summed before the one write.
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 #include <vector>
 
+#include "huge_pages.h"
 #include "scratch.h"
 #include "tensors.h"
 
 namespace lrd {
 namespace {
 
-// chol_inv [R, R] -> padded copies [R, ld] in the compute type, plain and transposed.
+// chol_inv [R, R] -> padded copies [R + kMaxTileRows, ld] in the compute type, plain and transposed.
 template <class A>
 void pad_inverse(const double* chol_inv, int64_t R, int64_t ld, A* plain, A* transposed) {
-  std::fill_n(plain, R * ld, A(0));
-  std::fill_n(transposed, R * ld, A(0));
+  std::fill_n(plain, (R + kMaxTileRows) * ld, A(0));
+  std::fill_n(transposed, (R + kMaxTileRows) * ld, A(0));
   for (int64_t i = 0; i < R; ++i)
     for (int64_t j = 0; j <= i; ++j) plain[i * ld + j] = transposed[j * ld + i] = A(chol_inv[i * R + j]);
 }
 
+// float32 products where they were asked for, or where the forward pass certified that they are enough for every
+// Gaussian of this factor.
+Compute choose_compute(DType dtype, int64_t precision, int64_t R, const double* growth, int64_t count) {
+  bool certified = R >= kFloat32Rank;
+  for (int64_t k = 0; k < count; ++k) certified = certified && (growth[k] <= kFloat32Growth || std::isinf(growth[k]));
+  return compute_for(dtype, precision == 2 || (precision == 0 && certified));
+}
+
 // An output that was not asked for is an empty tensor.
 Tensor output(const Tensor& like, bool wanted, std::initializer_list<int64_t> shape) {
-  return wanted ? torch::stable::new_empty(like, shape) : torch::stable::new_empty(like, {0});
+  if (!wanted) return torch::stable::new_empty(like, {0});
+  Tensor fresh = torch::stable::new_empty(like, shape);
+  advise_huge_pages(fresh.mutable_data_ptr(), fresh.numel() * fresh.element_size());
+  return fresh;
 }
 
 std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, const Tensor& cov_diag,
                                                     std::optional<Tensor> value, std::optional<Tensor> loc,
                                                     std::optional<Tensor> mask, std::optional<double> eps,
                                                     int64_t precision, const Tensor& chol_inv, const Tensor& z,
-                                                    const Tensor& info, const Tensor& value_info,
+                                                    const Tensor& growth, const Tensor& value_info,
                                                     const Tensor& grad_maha, const Tensor& grad_logdet,
                                                     bool need_factor, bool need_diag, bool need_loc) {
-  const Inputs in(cov_factor, cov_diag, value, loc, mask, eps);
-  const Compute compute = compute_for_precision(in.dtype, precision);
+  const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, precision);
   const int64_t B = in.B, N = in.N, R = in.R, S = in.S;
-  for (const Tensor* tensor : {&chol_inv, &z, &info, &value_info, &grad_maha, &grad_logdet})
+  for (const Tensor* tensor : {&chol_inv, &z, &growth, &value_info, &grad_maha, &grad_logdet})
     STD_TORCH_CHECK(tensor->is_contiguous() && tensor->is_cpu(), "lrd: saved tensors must be contiguous on the CPU");
-  for (const Tensor* tensor : {&chol_inv, &z, &grad_maha, &grad_logdet})
+  for (const Tensor* tensor : {&chol_inv, &z, &growth, &grad_maha, &grad_logdet})
     STD_TORCH_CHECK(tensor->scalar_type() == ScalarType::Double, "lrd: saved tensors must be float64");
   STD_TORCH_CHECK(chol_inv.numel() == B * R * R && z.numel() == B * N * R && grad_maha.numel() == B * N &&
-                      grad_logdet.numel() == B && info.numel() == B && value_info.numel() == B * N,
+                      grad_logdet.numel() == B && growth.numel() == B && value_info.numel() == B * N,
                   "lrd: sizes of the saved tensors do not fit the inputs");
-  STD_TORCH_CHECK(info.scalar_type() == ScalarType::Int && value_info.scalar_type() == ScalarType::Int,
-                  "lrd: info and value_info must be int32");
+  STD_TORCH_CHECK(value_info.scalar_type() == ScalarType::Int, "lrd: value_info must be int32");
 
   // The factor's gradient is laid out as the factor is.
   const bool rank_major = cov_factor.stride(2) != 1 && cov_factor.stride(1) == 1;
@@ -62,24 +73,27 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
   }
 
   const Kernels& isa = kernels();
-  const auto bwd_rows = isa.log_prob_bwd_rows[static_cast<int>(in.dtype)][static_cast<int>(compute)];
-  const int64_t ld = padded_columns(isa, R, compute);
+  const auto& bwd_rows = isa.log_prob_bwd_rows[static_cast<int>(in.dtype)];
+  const int64_t ld = (R + 7) / 8 * 8;
   const int64_t shared = in.items_per_factor();
-  const int64_t rows = bwd_block_rows(R, compute);
+  const int64_t rows = bwd_block_rows(R);
   const int64_t blocks = (S + rows - 1) / rows;
   const int64_t units = in.F * blocks;
-  const size_t inverse_bytes = R * ld * (compute == Compute::f64 ? sizeof(double) : sizeof(float));
+  const size_t inverse_bytes = (R + kMaxTileRows) * ld * sizeof(double);
   const double* from_inverse = chol_inv.const_data_ptr<double>();
+  const double* from_growth = growth.const_data_ptr<double>();
 
   const auto work = [&](int64_t begin, int64_t end) {
-    Scratch scratch(bwd_scratch_bytes(isa, R, compute));
+    Scratch scratch(bwd_scratch_bytes(R, Compute::f64));
     Scratch inverses(2 * shared * inverse_bytes);
     std::vector<Gaussian> items(shared);
     std::vector<GramGrads> grads(shared);
     int64_t prepared = -1;  // the factor whose items are set up
+    Compute compute = Compute::f64;
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t f = unit / blocks;
       if (f != prepared) {
+        compute = choose_compute(in.dtype, precision, R, from_growth + f * shared, shared);
         for (int64_t k = 0; k < shared; ++k) {
           const int64_t b = f * shared + k;
           char* plain = inverses.as<char>() + 2 * k * inverse_bytes;
@@ -103,13 +117,15 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
                       need_diag ? to_diag + b * S * element : nullptr,
                       need_loc ? to_loc + b * N * S * element : nullptr,
                       S,
-                      info.const_data_ptr<int32_t>()[b],
+                      from_inverse + b * R * R,
+                      std::isinf(from_growth[b]),
                       value_info.const_data_ptr<int32_t>() + b * N};
         }
         prepared = f;
       }
       const int64_t first = unit % blocks * rows;
-      bwd_rows(items.data(), grads.data(), shared, first, std::min(S, first + rows), scratch.as<void>());
+      bwd_rows[static_cast<int>(compute)](items.data(), grads.data(), shared, first, std::min(S, first + rows),
+                                          scratch.as<void>());
     }
   };
   if (in.B * S * (R + 4) < 16384)

@@ -45,9 +45,12 @@ struct Inputs {
   DType dtype;
 
   Inputs(const Tensor& factor_, const Tensor& diag_, const std::optional<Tensor>& value_,
-         const std::optional<Tensor>& loc_, const std::optional<Tensor>& mask_, const std::optional<double>& eps_)
+         const std::optional<Tensor>& loc_, const std::optional<Tensor>& mask_, const std::optional<double>& eps_,
+         int64_t precision)
       : factor(factor_), diag(diag_), value(value_), loc(loc_), mask(mask_), eps(eps_) {
     STD_TORCH_CHECK(factor.dim() == 3 && diag.dim() == 2, "lrd: cov_factor must be [F, S, R] and cov_diag [B, S]");
+    // The `precision` argument of the schemas.
+    STD_TORCH_CHECK(precision >= 0 && precision <= 2, "lrd: precision must be 0 (auto), 1 (float64) or 2 (float32)");
     F = factor.size(0);
     S = factor.size(1);
     R = factor.size(2);
@@ -107,12 +110,6 @@ struct Inputs {
     check_vector(tensor);
   }
 };
-
-// The `precision` argument of the schemas: 0 auto, 1 float64, 2 float32.
-inline Compute compute_for_precision(DType dtype, int64_t precision) {
-  STD_TORCH_CHECK(precision >= 0 && precision <= 2, "lrd: precision must be 0 (auto), 1 (float64) or 2 (float32)");
-  return compute_for(dtype, precision == 2);
-}
 
 inline Tensor empty_double(const Tensor& like, std::initializer_list<int64_t> shape) {
   return torch::stable::new_empty(like, shape, ScalarType::Double);

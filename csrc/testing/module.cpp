@@ -72,8 +72,8 @@ py::tuple cholesky(const std::string& isa, const Doubles& gram) {
   const int64_t R = gram.shape(0);
   py::array_t<double> chol({R, R});
   py::array_t<double> chol_inv({R, R});
-  const bool finite = named(isa).cholesky(gram.data(), chol.mutable_data(), chol_inv.mutable_data(), R);
-  return py::make_tuple(chol, chol_inv, finite);
+  const double growth = named(isa).cholesky(gram.data(), chol.mutable_data(), chol_inv.mutable_data(), R);
+  return py::make_tuple(chol, chol_inv, growth);
 }
 
 }  // namespace

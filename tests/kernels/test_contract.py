@@ -43,8 +43,7 @@ def test_forced_float32_is_as_good_as_torchs_class(backend):
 
 def test_float64_accumulation_is_what_auto_gives_and_float32_is_less(backend):
     """Small diagonals ruin float32 sums: the forced precisions must differ, and auto must be the good one."""
-    inputs = testing.make_inputs((), 2000, 8, dtype=torch.float32)
-    inputs = inputs._replace(cov_diag=inputs.cov_diag * 1e-6)
+    inputs = testing.hard_inputs("diagonal", 1e6, 2000, 8)
     truth = reference.log_prob(*(t.double() for t in inputs))
     error = {
         p: testing.relative_error(lrd.log_prob(*inputs, precision=p, backend=backend), truth)
@@ -53,7 +52,7 @@ def test_float64_accumulation_is_what_auto_gives_and_float32_is_less(backend):
     assert error["auto"] <= 1e-6
     assert error["float64"] <= 1e-6
     if backend == "cpu":
-        assert error["float32"] > error["float64"]
+        assert error["float32"] > 1e-4
 
 
 # (value, loc, factor, diag) batches: many values, shared factors, shared diagonals, all mixed

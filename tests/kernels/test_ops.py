@@ -29,8 +29,8 @@ SAMPLES = [
 
 
 def backward_arguments(inputs, needs=(True, True, True)):
-    _, chol_inv, z, maha, logdet, info, value_info = _ops.capacitance_fwd(*_ops.gram_fwd(*inputs))
-    return (*inputs, chol_inv, z, info, value_info, torch.rand_like(maha), torch.rand_like(logdet), *needs)
+    _, chol_inv, z, maha, logdet, growth, value_info = _ops.capacitance_fwd(*_ops.gram_fwd(*inputs))
+    return (*inputs, chol_inv, z, growth, value_info, torch.rand_like(maha), torch.rand_like(logdet), *needs)
 
 
 OP_SAMPLES = {
@@ -67,14 +67,15 @@ def test_values(sample):
     keep = torch.ones_like(D, dtype=torch.bool) if mask is None else mask
     w = keep / D
     r = torch.zeros(D.shape[0], 0, D.shape[1]).double() if value is None else value.double() - loc.double()
-    gram, u, quad, log_diag = _ops.gram_fwd(*sample)
+    gram, u, quad, log_diag, shift = _ops.gram_fwd(*sample)
+    assert not shift.any()
     close = {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(gram, P.mT @ (P * w[..., None]), **close)
     torch.testing.assert_close(u, (r * w[:, None]) @ P, **close)
     torch.testing.assert_close(quad, (r.square() * w[:, None]).sum(-1), **close)
     torch.testing.assert_close(log_diag, (D.log() * keep).sum(-1), **close)
 
-    chol, chol_inv, z, maha, logdet, info, value_info = _ops.capacitance_fwd(gram, u, quad, log_diag)
+    chol, chol_inv, z, maha, logdet, growth, value_info = _ops.capacitance_fwd(gram, u, quad, log_diag, shift)
     C = torch.eye(P.shape[-1]).double() + gram
     torch.testing.assert_close(chol @ chol.mT, C, **close)
     torch.testing.assert_close(chol_inv @ chol, torch.eye(P.shape[-1]).double().expand_as(C), **close)
@@ -83,7 +84,8 @@ def test_values(sample):
     torch.testing.assert_close(z, torch.linalg.solve(C, u.mT).mT, **close)
     torch.testing.assert_close(maha, quad - (u * z).sum(-1), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(logdet, torch.linalg.slogdet(C)[1] + log_diag, **close)
-    assert not info.any()
+    assert (growth >= 1).all()
+    assert growth.isfinite().all()
     assert not value_info.any()
 
 

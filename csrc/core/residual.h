@@ -1,0 +1,43 @@
+// A second look at the differences, when r^T w r exceeds the Mahalanobis term by so much that their difference would
+// cancel: with r replaced by r - P shift, shift near C^-1 u, nothing large is left. Included only by the
+// per-instruction-set sources.
+#pragma once
+
+#include <cstdint>
+
+#include "columns.h"
+#include "kernels.h"
+#include "rows.h"
+#include "small_dense.h"
+
+namespace lrd {
+namespace LRD_ISA_NAMESPACE {
+
+// Scratch as for log_prob_bwd_rows in double.
+template <class T>
+static void residual_rows(const Gaussian& g, const double* shift, int64_t begin, int64_t end, void* scratch,
+                          GramSums out) {
+  const int64_t ld = bwd_block_rows(g.R);
+  double* diag = static_cast<double*>(scratch);
+  RowScratch rows{diag, diag + ld};
+  double* diff = diag + 2 * ld;
+  double* projected = diag + 3 * ld;
+  double* x = diag + 4 * ld;
+  for (int64_t i0 = begin; i0 < end; i0 += ld) {
+    const int64_t n = end - i0 < ld ? end - i0 : ld;
+    read_diag<T>(g, i0, n, rows);
+    read_columns<T, double>(g, i0, n, x, ld);
+    for (int64_t value = 0; value < g.N; ++value) {
+      read_diff<T>(g, value, i0, n, diff);
+      for (int64_t i = 0; i < n; ++i) projected[i] = 0.0;
+      add_projection(x, ld, shift + value * g.R, g.R, n, projected);
+      for (int64_t i = 0; i < n; ++i) diff[i] -= projected[i];
+      out.quad[value] += weighted_square(diff, rows.weight, n);
+      for (int64_t i = 0; i < n; ++i) diff[i] *= rows.weight[i];
+      for (int64_t j = 0; j < g.R; ++j) out.sums[value * out.ld + j] += dot(x + j * ld, diff, n);
+    }
+  }
+}
+
+}  // namespace LRD_ISA_NAMESPACE
+}  // namespace lrd

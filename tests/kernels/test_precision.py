@@ -1,0 +1,123 @@
+"""float32 inputs against extended precision, where float32 sums fail, and the certificate on both sides of its edge."""
+
+import numpy as np
+import pytest
+import torch
+
+import lrd_kernels as lrd
+from lrd_kernels import _ops, testing
+
+pytestmark = pytest.mark.skipif(_ops.cpu_error is not None, reason=str(_ops.cpu_error))
+
+FAMILIES = [
+    *(("condition", hardness) for hardness in (1e2, 1e4, 1e6, 1e8, 1e10, 1e12)),
+    *(("diagonal", hardness) for hardness in (1e0, 1e3, 1e6, 1e10)),
+    *(("pixels", hardness) for hardness in (1e4, 1e10)),
+]
+SIZES = [(4000, 5), (4000, 20), (4096, 64), (6500, 200)]
+
+
+def errors(inputs, **options):
+    """Relative error of the log-density, and of each gradient against its largest entry."""
+    actual = testing.value_and_grads(lambda *a: lrd.log_prob(*a, **options), inputs)
+    truth = testing.extended_log_prob(inputs)
+    found = [np.abs(a.double().numpy() - t).max() / np.abs(t).max() for a, t in zip(actual, truth, strict=True)]
+    return float(found[0]), max(map(float, found[1:]))
+
+
+CASES = [(*family, *size) for family in FAMILIES for size in SIZES]
+# Ranks above S leave the capacitance eigenvalues of 1: its Cholesky holds log p to 1e-6 up to a condition near 1e10.
+CASES += [(family, hardness, 60, 100) for family, hardness in FAMILIES if hardness <= 1e6]
+
+
+@pytest.mark.parametrize(("family", "hardness", "S", "R"), CASES, ids=str)
+def test_auto_is_right_where_float32_is_not(family, hardness, S, R):
+    inputs = testing.hard_inputs(family, hardness, S, R)
+    value, gradients = errors(inputs)
+    scaled = inputs.cov_factor.double() / inputs.cov_diag.double().sqrt()[:, None]
+    condition = 1 + float(torch.linalg.matrix_norm(scaled, 2)) ** 2
+    assert value <= 1e-6
+    # 1e-15 times the condition number is where exact float64 arithmetic itself ends
+    assert gradients <= max(1e-4, 1e-15 * condition)
+
+
+def products(inputs, precision):
+    """What the raw forward op sums up."""
+    value, loc, factor, diag = inputs
+    index = ("auto", "float64", "float32").index(precision)
+    return _ops.gram_fwd(factor[None], diag[None], value[None, None], loc[None, None], None, None, index)
+
+
+def taken(inputs):
+    """Which route `auto` took for the Gram matrix, told bit for bit, and whether it shifted the differences."""
+    auto = products(inputs, "auto")
+    (route,) = (p for p in ("float32", "float64") if torch.equal(auto[0], products(inputs, p)[0]))
+    return route, bool(auto[4].any())
+
+
+def with_growth(growth, S=8192, R=64, seed=0):
+    """Columns of which two nearly coincide, as far as to give the capacitance this growth."""
+    inputs = testing.hard_inputs("diagonal", 1.0, S, R, seed)
+    P = inputs.cov_factor
+    mix = (1 - 2 / (growth + 1)) ** 0.5
+    P[:, 1] = mix * P[:, 0] + (1 - mix * mix) ** 0.5 * P[:, 1]
+    return inputs
+
+
+def test_the_certificate_on_both_sides_of_its_edge():
+    """Growth tells how near columns are to coincide. Below 8 float32 is taken and good, above it is not taken."""
+    for growth, route in ((1.0, "float32"), (6.0, "float32"), (11.0, "float64"), (1e4, "float64")):
+        inputs = with_growth(growth)
+        measured = float(_ops.capacitance_fwd(*products(inputs, "float64"))[5])
+        assert measured == pytest.approx(growth, rel=0.6)
+        assert taken(inputs)[0] == route
+        value, gradients = errors(inputs)
+        assert value <= 1e-6
+        assert gradients <= 1e-4
+    # the edge is not idle: far above it, forced float32 is out of its bounds
+    bad = with_growth(1e5)
+    assert max(errors(bad, precision="float32")) > 1e-4
+    assert max(errors(bad)) <= 1e-4
+
+
+def test_cancellation_in_the_mahalanobis_term_is_seen():
+    """A value far along the factor: r^T D^-1 r exceeds M by far. The differences are then put relative to P C^-1 u."""
+    inputs = testing.hard_inputs("diagonal", 1.0, 8192, 64)
+    noise = torch.randn(8192, generator=torch.Generator().manual_seed(0))
+    near = inputs._replace(value=inputs.loc + noise)
+    far = inputs._replace(value=inputs.loc + noise + inputs.cov_factor.sum(-1) * 1000)
+    assert taken(near) == ("float32", False)
+    assert taken(far) == ("float32", True)
+    assert errors(near)[0] <= 1e-6
+    assert errors(far)[0] <= 1e-6
+    large = inputs.cov_factor[:, :8] * 1e4
+    few = inputs._replace(cov_factor=large, value=inputs.loc + noise + large.sum(-1))
+    assert taken(few) == ("float64", True)
+    assert errors(few)[0] <= 1e-6
+
+
+def test_small_problems_and_ranks_are_summed_in_float64():
+    assert taken(testing.hard_inputs("diagonal", 1.0, 8192, 8)) == ("float64", False)
+    assert taken(testing.hard_inputs("diagonal", 1.0, 1000, 64)) == ("float64", False)
+
+
+def test_each_item_of_a_batch_has_its_own_route():
+    """A hard item does not change its neighbour, not by one bit."""
+    easy, hard = with_growth(1.0), with_growth(1e6, seed=1)
+    both = [torch.stack(pair) for pair in zip(easy, hard, strict=True)]
+    batched = testing.value_and_grads(lrd.log_prob, both)
+    for i, inputs in enumerate((easy, hard)):
+        for whole, alone in zip(batched, testing.value_and_grads(lrd.log_prob, inputs), strict=True):
+            assert torch.equal(whole[i], alone)
+
+
+def test_rows_of_high_leverage():
+    """A few outputs that a column explains almost alone: 1 - h cancels, and is redone in float64."""
+    inputs = testing.hard_inputs("diagonal", 1.0, 8192, 64)
+    P = inputs.cov_factor.clone()
+    P[:32, :32] += 300 * torch.eye(32)
+    inputs = inputs._replace(
+        cov_factor=P, value=inputs.loc + torch.randn(8192, generator=torch.Generator().manual_seed(0))
+    )
+    assert taken(inputs)[0] == "float32"
+    assert errors(inputs)[1] <= 1e-5
