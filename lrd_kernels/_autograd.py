@@ -50,10 +50,19 @@ def _inputs(
     )
 
 
-def _factorise(batch: Batch, *args: Any) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
-    """The arguments of the S-sized ops, and the results of both forward ops."""
+def _factorise(
+    batch: Batch, *args: Any, terms: Sequence[float] = (0, 0, 0)
+) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+    """The arguments of the S-sized ops, and the results of both forward ops: those of `capacitance_fwd`."""
     inputs = _inputs(batch, *args)
-    return inputs, _ops.capacitance_fwd(*_ops.gram_fwd(*inputs))
+    return inputs, _ops.capacitance_fwd(*_ops.gram_fwd(*inputs), *terms)
+
+
+def _apply(function: type[Function], *args: Any) -> Any:
+    """`function.apply` without its inspection of the signature, which in plain eager calls costs more than a kernel."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(Function, function).apply(*args)  # type: ignore[misc]
 
 
 class LogProb(Function):
@@ -72,18 +81,17 @@ class LogProb(Function):
         terms: Terms,
     ) -> tuple[Tensor, ...]:
         batch = Batch(cov_factor, cov_diag, mask, (value, loc))
-        _, (_, chol_inv, z, maha, logdet, growth, value_info) = _factorise(
-            batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision
+        _, (_, chol_inv, z, result, growth, value_info) = _factorise(
+            *(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision), terms=terms[:3]
         )
-        result = terms.logdet * logdet + terms.constant
+        if batch.N == 0:  # values were given, but none: the op's one result without a value is not asked for
+            result = result[:, :0]
         if value is None:  # nothing per value: the two are placeholders
-            result = batch.from_gaussians(result)
             z, value_info = z.new_empty(0), value_info.new_empty(0)
         else:
-            result = batch.from_values(torch.add(result[:, None], maha, alpha=terms.maha))
             z, value_info = batch.from_values(z), batch.from_values(value_info)
         return (
-            result.to(reference.result_dtype(cov_factor.dtype)),
+            batch.from_values(result.to(reference.result_dtype(cov_factor.dtype))),
             batch.from_gaussians(chol_inv),
             z,
             batch.from_gaussians(growth),
@@ -118,6 +126,18 @@ class LogProb(Function):
         return _trail(LogProb.apply(*led), info.batch_size)
 
 
+def log_prob(
+    value: Tensor | None,
+    loc: Tensor | None,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    mask: Tensor | None,
+    terms: Terms,
+) -> Tensor:
+    """The differentiable result of `LogProb`."""
+    return _apply(LogProb, value, loc, cov_factor, cov_diag, mask, terms)[0]
+
+
 def _log_prob_bwd(
     grad: Tensor,
     value: Tensor | None,
@@ -135,35 +155,29 @@ def _log_prob_bwd(
     """Gradients for (value, loc, cov_factor, cov_diag), each None unless needed."""
     batch = Batch(cov_factor, cov_diag, mask, (value, loc))
     need_value, need_loc, need_factor, need_diag = needs
-    grad = grad.double()
     if value is None:
-        grad_logdet = batch.gaussians(grad, 0) * terms.logdet
-        grad_maha = grad_logdet.new_empty(batch.B, 0)
         z, value_info = z.new_empty(batch.B, 0, cov_factor.shape[-1]), value_info.new_empty(batch.B, 0)
     else:
-        # A failed value is NaN whatever the covariance: it pulls at nothing.
-        grad = batch.values(grad.masked_fill(value_info != 0, 0), 0)
-        grad_logdet = grad.sum(1) * terms.logdet
-        grad_maha = grad * terms.maha
-        z, value_info = batch.values(z), batch.values(value_info, 0)
+        z, value_info = batch.values(z).contiguous(), batch.values(value_info, 0).contiguous()
     grad_factor, grad_diag, grad_loc = _ops.log_prob_bwd(
         *_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision),
         batch.gaussians(chol_inv, 2).contiguous(),
-        z.contiguous(),
+        z,
         batch.gaussians(growth, 0).contiguous(),
-        value_info.contiguous(),
-        grad_maha.contiguous(),
-        grad_logdet.contiguous(),
+        value_info,
+        batch.values(grad, 0) if batch.N else grad.new_zeros(batch.B, 1),
+        terms.maha,
+        terms.logdet,
         need_factor,
         need_diag,
         need_value or need_loc,
     )
     vector = batch.from_values(grad_loc) if need_value or need_loc else None
     return (
-        vector.neg().sum_to_size(value.shape) if need_value else None,  # type: ignore[union-attr]
-        vector.sum_to_size(loc.shape) if need_loc else None,  # type: ignore[union-attr]
+        _sum_to(vector.neg(), value) if need_value else None,  # type: ignore[union-attr, arg-type]
+        _sum_to(vector, loc) if need_loc else None,  # type: ignore[arg-type]
         batch.from_factor(grad_factor, cov_factor) if need_factor else None,
-        batch.from_gaussians(grad_diag).sum_to_size(cov_diag.shape) if need_diag else None,
+        _sum_to(batch.from_gaussians(grad_diag), cov_diag) if need_diag else None,
     )
 
 
@@ -222,13 +236,11 @@ class Solve(Function):
     @staticmethod
     def forward(rhs: Tensor, cov_factor: Tensor, cov_diag: Tensor, precision: int) -> tuple[Tensor, Tensor]:
         batch = Batch(cov_factor, cov_diag, None, (rhs,))
-        inputs, (_, chol_inv, z, maha, logdet, growth, value_info) = _factorise(
+        inputs, (_, chol_inv, z, result, growth, value_info) = _factorise(
             batch, rhs, None, cov_factor, cov_diag, None, None, precision
         )
-        weights = torch.full_like(maha, -0.5)
-        _, _, x = _ops.log_prob_bwd(
-            *inputs, chol_inv, z, growth, value_info, weights, torch.zeros_like(logdet), False, False, True
-        )
+        one = torch.ones_like(result)
+        _, _, x = _ops.log_prob_bwd(*inputs, chol_inv, z, growth, value_info, one, -0.5, 0.0, False, False, True)
         x = x.masked_fill((value_info != 0)[..., None], torch.nan)
         return batch.from_values(x), batch.from_values(z).to(x.dtype)
 
@@ -254,11 +266,11 @@ class Solve(Function):
         if need_factor:
             along_x = z_s if grad_z is None else z_s - grad_z
             grad_factor = -(s[..., None] * z[..., None, :] + x[..., None] * along_x[..., None, :])
-            grad_factor = grad_factor.sum_to_size(cov_factor.shape)
+            grad_factor = _sum_to(grad_factor, cov_factor)
         return (
             s.sum_to_size(ctx.rhs_shape) if need_rhs else None,
             grad_factor,
-            (-s * x).sum_to_size(cov_diag.shape) if need_diag else None,
+            _sum_to(-s * x, cov_diag) if need_diag else None,
             None,
         )
 
@@ -274,7 +286,7 @@ class CapacitanceCholesky(Function):
     @staticmethod
     def forward(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, precision: int) -> tuple[Tensor, Tensor]:
         batch = Batch(cov_factor, cov_diag, mask, ())
-        _, (chol, _, _, _, _, growth, _) = _factorise(batch, None, None, cov_factor, cov_diag, mask, None, precision)
+        _, (chol, _, _, _, growth, _) = _factorise(batch, None, None, cov_factor, cov_diag, mask, None, precision)
         failed = growth.isinf()
         chol = chol.masked_fill(failed[:, None, None], torch.nan)
         dtype = reference.result_dtype(cov_factor.dtype)
@@ -309,12 +321,11 @@ class PrecisionDiag(Function):
     @staticmethod
     def forward(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
         batch = Batch(cov_factor, cov_diag, None, ())
-        inputs, (_, chol_inv, z, maha, logdet, growth, value_info) = _factorise(
+        inputs, (_, chol_inv, z, result, growth, value_info) = _factorise(
             batch, None, None, cov_factor, cov_diag, None, None, 0
         )
-        _, diag, _ = _ops.log_prob_bwd(
-            *inputs, chol_inv, z, growth, value_info, maha, torch.ones_like(logdet), False, True, False
-        )
+        one = torch.ones_like(result)
+        _, diag, _ = _ops.log_prob_bwd(*inputs, chol_inv, z, growth, value_info, one, 0.0, 1.0, False, True, False)
         return batch.from_gaussians(diag.masked_fill(growth.isinf()[:, None], torch.nan))
 
     @staticmethod
@@ -330,6 +341,11 @@ class PrecisionDiag(Function):
         led = _lead(info.batch_size, in_dims, args, event_dims=(2, 1))
         outputs, dims = _trail((PrecisionDiag.apply(*led),), info.batch_size)
         return outputs[0], dims[0]
+
+
+def _sum_to(grad: Tensor, like: Tensor) -> Tensor:
+    """A gradient summed over the batch dimensions along which its tensor was broadcast."""
+    return grad if grad.shape == like.shape else grad.sum_to_size(like.shape)
 
 
 def _fill(template: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:

@@ -42,13 +42,23 @@ def _gram_fwd_fake(
 
 
 @torch.library.register_fake("lrd::capacitance_fwd", lib=_library)
-def _capacitance_fwd_fake(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
+def _capacitance_fwd_fake(
+    gram: Tensor,
+    u: Tensor,
+    quad: Tensor,
+    log_diag: Tensor,
+    shift: Tensor,
+    maha: float,
+    logdet: float,
+    constant: float,
+) -> tuple[Tensor, ...]:
+    B, N, _ = u.shape
+    result = quad.new_empty((B, max(N, 1)))
     return (
         gram.new_empty(gram.shape),
         gram.new_empty(gram.shape),
         u.new_empty(u.shape),
-        quad.new_empty(quad.shape),
-        log_diag.new_empty(log_diag.shape),
+        result,
         log_diag.new_empty(log_diag.shape),
         quad.new_empty(quad.shape, dtype=torch.int32),
     )
@@ -67,8 +77,9 @@ def _log_prob_bwd_fake(
     z: Tensor,
     growth: Tensor,
     value_info: Tensor,
-    grad_maha: Tensor,
-    grad_logdet: Tensor,
+    grad: Tensor,
+    maha: float,
+    logdet: float,
     need_factor: bool,
     need_diag: bool,
     need_loc: bool,

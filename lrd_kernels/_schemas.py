@@ -17,21 +17,21 @@ SCHEMAS = {
     #    u = P^T w r and quad = r^T w r with a shift s of 0. Where they would cancel, s is near C^-1 P^T w r, and
     #    u = P^T w (r - P s) - s, quad = (r - P s)^T w (r - P s) + |s|^2: then M = quad - u^T C^-1 u, z = s + C^-1 u.
     "gram_fwd": f"({_INPUTS}) -> (Tensor gram, Tensor u, Tensor quad, Tensor log_diag, Tensor shift)",
-    # -> L [B, R, R], L^-1 [B, R, R], z [B, N, R], Mahalanobis [B, N], log-determinant [B], growth [B] in float64, and
-    #    value_info [B, N] int32. Growth tells how much more than for orthogonal columns an error of the Gram sums comes
-    #    out in L^-1: 1 at best, and infinity where a number of the covariance was not finite. value_info is 1 where one
-    #    of the value was not. Mahalanobis term and log-determinant are then NaN.
+    # -> L [B, R, R], L^-1 [B, R, R], z [B, N, R], result [B, max(N, 1)], growth [B] in float64, and
+    #    value_info [B, N] in int32. The result is maha * M_n + logdet * log det Sigma + constant, without M where there
+    #    are no values. Growth tells how much more than for orthogonal columns an error of the Gram sums comes out in
+    #    L^-1: 1 at best, infinity where a number of the covariance was not finite. value_info is 1 where one of the
+    #    value was not. Such results are NaN.
     "capacitance_fwd": (
-        "(Tensor gram, Tensor u, Tensor quad, Tensor log_diag, Tensor shift)"
-        " -> (Tensor chol, Tensor chol_inv, Tensor z, Tensor maha, Tensor logdet, Tensor growth,"
-        " Tensor value_info)"
+        "(Tensor gram, Tensor u, Tensor quad, Tensor log_diag, Tensor shift, float maha, float logdet, float constant)"
+        " -> (Tensor chol, Tensor chol_inv, Tensor z, Tensor result, Tensor growth, Tensor value_info)"
     ),
-    # Gradients of sum_n grad_maha_n M_n + grad_logdet logdet: for cov_factor [F, S, R] in the factor's layout,
-    # cov_diag [B, S] (raw when eps is given) and loc [B, N, S], which for value is the same with the other sign.
-    # What is not needed comes back with no elements; what failed in the forward pass gets zeros.
+    # Gradients of sum_n grad_n (maha * M_n + logdet * log det Sigma), grad [B, max(N, 1)]: for cov_factor [F, S, R] in
+    # the factor's layout, cov_diag [B, S] (raw when eps is given) and loc [B, N, S], which for value is the same with
+    # the other sign. What is not needed comes back with no elements; what failed in the forward pass gets zeros.
     "log_prob_bwd": (
-        f"({_INPUTS}, Tensor chol_inv, Tensor z, Tensor growth, Tensor value_info, Tensor grad_maha,"
-        " Tensor grad_logdet, bool need_factor, bool need_diag, bool need_loc)"
+        f"({_INPUTS}, Tensor chol_inv, Tensor z, Tensor growth, Tensor value_info, Tensor grad, float maha,"
+        " float logdet, bool need_factor, bool need_diag, bool need_loc)"
         " -> (Tensor grad_factor, Tensor grad_diag, Tensor grad_loc)"
     ),
 }

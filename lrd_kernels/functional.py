@@ -274,7 +274,7 @@ def _terms(
         )
     else:
         terms = _autograd.Terms(maha, logdet, constant, eps, PRECISIONS.index(precision))
-        result = _autograd.LogProb.apply(value, loc, cov_factor, cov_diag, mask, terms)[0]
+        result = _autograd.log_prob(value, loc, cov_factor, cov_diag, mask, terms)
     if mask is not None and per_output != 0.0:
         result = result + (per_output * mask.sum(-1, dtype=torch.float64)).to(result.dtype)
     return result

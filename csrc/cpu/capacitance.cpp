@@ -13,10 +13,10 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Results capacitance_fwd_cpu(const Tensor& gram, const Tensor& u, const Tensor& quad, const Tensor& log_diag,
-                            const Tensor& shift) {
+                            const Tensor& shift, double maha_weight, double logdet_weight, double constant) {
   STD_TORCH_CHECK(gram.dim() == 3 && u.dim() == 3 && quad.dim() == 2 && log_diag.dim() == 1 && shift.dim() == 3,
                   "lrd: capacitance_fwd wants gram [B, R, R], u [B, N, R], quad [B, N], log_diag [B], shift [B, N, R]");
   const int64_t B = u.size(0), N = u.size(1), R = u.size(2);
@@ -31,8 +31,8 @@ Results capacitance_fwd_cpu(const Tensor& gram, const Tensor& u, const Tensor& q
   Tensor chol = empty_double(gram, {B, R, R});
   Tensor chol_inv = empty_double(gram, {B, R, R});
   Tensor z = empty_double(gram, {B, N, R});
-  Tensor maha = empty_double(gram, {B, N});
-  Tensor logdet = empty_double(gram, {B});
+  const int64_t results = N > 0 ? N : 1;
+  Tensor result = empty_double(gram, {B, results});
   Tensor growth = empty_double(gram, {B});
   Tensor value_info = torch::stable::new_empty(gram, {B, N}, ScalarType::Int);
   const double* from_gram = gram.const_data_ptr<double>();
@@ -43,8 +43,7 @@ Results capacitance_fwd_cpu(const Tensor& gram, const Tensor& u, const Tensor& q
   double* to_chol = chol.mutable_data_ptr<double>();
   double* to_chol_inv = chol_inv.mutable_data_ptr<double>();
   double* to_z = z.mutable_data_ptr<double>();
-  double* to_maha = maha.mutable_data_ptr<double>();
-  double* to_logdet = logdet.mutable_data_ptr<double>();
+  double* to_result = result.mutable_data_ptr<double>();
   double* to_growth = growth.mutable_data_ptr<double>();
   int32_t* to_value_info = value_info.mutable_data_ptr<int32_t>();
   const Kernels& isa = kernels();
@@ -57,7 +56,9 @@ Results capacitance_fwd_cpu(const Tensor& gram, const Tensor& u, const Tensor& q
       for (int64_t j = 0; j < R; ++j) sum += 2.0 * std::log(item_chol[j * R + j]);
       const bool covariance = std::isfinite(item_growth) && std::isfinite(sum);
       to_growth[b] = covariance ? item_growth : std::numeric_limits<double>::infinity();
-      to_logdet[b] = covariance ? sum : kNaN;
+      // Not a number times a weight of 0 is still not a number: a failure always shows.
+      const double base = covariance ? logdet_weight * sum + constant : kNaN;
+      if (N == 0) to_result[b] = base;
       for (int64_t n = 0; n < N; ++n) {
         const int64_t at = b * N + n;
         const double norm = solve_capacitance(item_chol, from_u + at * R, to_z + at * R, R);
@@ -67,7 +68,7 @@ Results capacitance_fwd_cpu(const Tensor& gram, const Tensor& u, const Tensor& q
         to_value_info[at] = finite ? 0 : 1;
         if (!finite) std::fill_n(to_z + at * R, R, 0.0);
         // M is a sum of squares: below zero it is rounding.
-        to_maha[at] = !finite ? kNaN : (difference < 0.0 ? 0.0 : difference);
+        to_result[at] = finite ? base + maha_weight * (difference < 0.0 ? 0.0 : difference) : kNaN;
       }
     }
   };
@@ -75,7 +76,7 @@ Results capacitance_fwd_cpu(const Tensor& gram, const Tensor& u, const Tensor& q
     work(0, B);
   else
     torch::stable::parallel_for(0, B, 1, work);
-  return {chol, chol_inv, z, maha, logdet, growth, value_info};
+  return {chol, chol_inv, z, result, growth, value_info};
 }
 
 }  // namespace

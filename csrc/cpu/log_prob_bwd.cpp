@@ -29,6 +29,20 @@ Compute choose_compute(DType dtype, int64_t precision, int64_t R, const double* 
   return compute_for(dtype, precision == 2 || (precision == 0 && certified));
 }
 
+// grad [B, N] of any strides, float32 or float64, in double.
+std::vector<double> read_grad(const Tensor& grad) {
+  const int64_t rows = grad.size(0), columns = grad.size(1);
+  std::vector<double> out(rows * columns);
+  const bool wide = grad.scalar_type() == ScalarType::Double;
+  STD_TORCH_CHECK(wide || grad.scalar_type() == ScalarType::Float, "lrd: grad must be float32 or float64");
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j) {
+      const int64_t at = i * grad.stride(0) + j * grad.stride(1);
+      out[i * columns + j] = wide ? grad.const_data_ptr<double>()[at] : double(grad.const_data_ptr<float>()[at]);
+    }
+  return out;
+}
+
 // An output that was not asked for is an empty tensor.
 Tensor output(const Tensor& like, bool wanted, std::initializer_list<int64_t> shape) {
   if (!wanted) return torch::stable::new_empty(like, {0});
@@ -41,19 +55,33 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
                                                     std::optional<Tensor> value, std::optional<Tensor> loc,
                                                     std::optional<Tensor> mask, std::optional<double> eps,
                                                     int64_t precision, const Tensor& chol_inv, const Tensor& z,
-                                                    const Tensor& growth, const Tensor& value_info,
-                                                    const Tensor& grad_maha, const Tensor& grad_logdet,
-                                                    bool need_factor, bool need_diag, bool need_loc) {
+                                                    const Tensor& growth, const Tensor& value_info, const Tensor& grad,
+                                                    double maha, double logdet, bool need_factor, bool need_diag,
+                                                    bool need_loc) {
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, precision);
   const int64_t B = in.B, N = in.N, R = in.R, S = in.S;
-  for (const Tensor* tensor : {&chol_inv, &z, &growth, &value_info, &grad_maha, &grad_logdet})
+  for (const Tensor* tensor : {&chol_inv, &z, &growth, &value_info})
     STD_TORCH_CHECK(tensor->is_contiguous() && tensor->is_cpu(), "lrd: saved tensors must be contiguous on the CPU");
-  for (const Tensor* tensor : {&chol_inv, &z, &growth, &grad_maha, &grad_logdet})
+  for (const Tensor* tensor : {&chol_inv, &z, &growth})
     STD_TORCH_CHECK(tensor->scalar_type() == ScalarType::Double, "lrd: saved tensors must be float64");
-  STD_TORCH_CHECK(chol_inv.numel() == B * R * R && z.numel() == B * N * R && grad_maha.numel() == B * N &&
-                      grad_logdet.numel() == B && growth.numel() == B && value_info.numel() == B * N,
-                  "lrd: sizes of the saved tensors do not fit the inputs");
+  STD_TORCH_CHECK(
+      chol_inv.numel() == B * R * R && z.numel() == B * N * R && growth.numel() == B && value_info.numel() == B * N,
+      "lrd: sizes of the saved tensors do not fit the inputs");
   STD_TORCH_CHECK(value_info.scalar_type() == ScalarType::Int, "lrd: value_info must be int32");
+  STD_TORCH_CHECK(grad.dim() == 2 && grad.size(0) == B && grad.size(1) == std::max<int64_t>(N, 1) && grad.is_cpu(),
+                  "lrd: sizes of grad do not fit: [B, max(N, 1)]");
+  const std::vector<double> weights = read_grad(grad);
+
+  // A failed value is NaN whatever the covariance: it pulls at nothing.
+  std::vector<double> grad_maha(B * N), grad_logdet(B, 0.0);
+  for (int64_t b = 0; b < B; ++b) {
+    if (N == 0) grad_logdet[b] = logdet * weights[b];
+    for (int64_t at = b * N; at < (b + 1) * N; ++at) {
+      const double weight = value_info.const_data_ptr<int32_t>()[at] != 0 ? 0.0 : weights[at];
+      grad_maha[at] = maha * weight;
+      grad_logdet[b] += logdet * weight;
+    }
+  }
 
   // The factor's gradient is laid out as the factor is.
   const bool rank_major = cov_factor.stride(2) != 1 && cov_factor.stride(1) == 1;
@@ -109,8 +137,8 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
                       transposed,
                       ld,
                       z.const_data_ptr<double>() + b * N * R,
-                      grad_maha.const_data_ptr<double>() + b * N,
-                      grad_logdet.const_data_ptr<double>()[b],
+                      grad_maha.data() + b * N,
+                      grad_logdet[b],
                       need_factor ? to_factor + f * grad_factor.stride(0) * element : nullptr,
                       need_factor ? grad_factor.stride(1) : 0,
                       need_factor ? grad_factor.stride(2) : 0,

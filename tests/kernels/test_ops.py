@@ -29,13 +29,13 @@ SAMPLES = [
 
 
 def backward_arguments(inputs, needs=(True, True, True)):
-    _, chol_inv, z, maha, logdet, growth, value_info = _ops.capacitance_fwd(*_ops.gram_fwd(*inputs))
-    return (*inputs, chol_inv, z, growth, value_info, torch.rand_like(maha), torch.rand_like(logdet), *needs)
+    _, chol_inv, z, result, growth, value_info = _ops.capacitance_fwd(*_ops.gram_fwd(*inputs), -0.5, -0.5, 0.0)
+    return (*inputs, chol_inv, z, growth, value_info, torch.rand_like(result), -0.5, -0.5, *needs)
 
 
 OP_SAMPLES = {
     "gram_fwd": SAMPLES,
-    "capacitance_fwd": [_ops.gram_fwd(*s) for s in SAMPLES] if _ops.cpu_error is None else [],
+    "capacitance_fwd": [(*_ops.gram_fwd(*s), 1.0, 0.5, -3.0) for s in SAMPLES] if _ops.cpu_error is None else [],
     "log_prob_bwd": (
         [backward_arguments(s) for s in SAMPLES]
         + [backward_arguments(SAMPLES[1], needs) for needs in ((True, False, False), (False, True, False))]
@@ -75,15 +75,17 @@ def test_values(sample):
     torch.testing.assert_close(quad, (r.square() * w[:, None]).sum(-1), **close)
     torch.testing.assert_close(log_diag, (D.log() * keep).sum(-1), **close)
 
-    chol, chol_inv, z, maha, logdet, growth, value_info = _ops.capacitance_fwd(gram, u, quad, log_diag, shift)
+    sums = (gram, u, quad, log_diag, shift)
+    chol, chol_inv, z, result, growth, value_info = _ops.capacitance_fwd(*sums, 2.0, 3.0, 5.0)
     C = torch.eye(P.shape[-1]).double() + gram
     torch.testing.assert_close(chol @ chol.mT, C, **close)
     torch.testing.assert_close(chol_inv @ chol, torch.eye(P.shape[-1]).double().expand_as(C), **close)
     assert not chol.triu(1).any()
     assert not chol_inv.triu(1).any()
     torch.testing.assert_close(z, torch.linalg.solve(C, u.mT).mT, **close)
-    torch.testing.assert_close(maha, quad - (u * z).sum(-1), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(logdet, torch.linalg.slogdet(C)[1] + log_diag, **close)
+    logdet = (torch.linalg.slogdet(C)[1] + log_diag)[:, None]
+    maha = (quad - (u * z).sum(-1)) if value is not None else 0
+    torch.testing.assert_close(result, 2 * maha + 3 * logdet + 5, rtol=1e-10, atol=1e-10)
     assert (growth >= 1).all()
     assert growth.isfinite().all()
     assert not value_info.any()
@@ -111,7 +113,7 @@ def test_raw_ops_refuse_what_does_not_fit(change, message):
 
 def test_raw_backward_refuses_what_does_not_fit():
     good = backward_arguments(SAMPLES[0])
-    for position in range(7, 13):
+    for position in range(7, 12):
         wrong = list(good)
         wrong[position] = wrong[position][:1]
         with pytest.raises(RuntimeError, match="sizes"):

@@ -33,12 +33,12 @@ MAY_IMPORT = {
     "testing": set(),
 }
 # What a module may import from outside the standard library, where that is not torch alone.
-OUTSIDE = {"_schemas": set(), "_dispatch": set(), "info": {"numpy", "torch"}}
+OUTSIDE = {"_schemas": set(), "_dispatch": set(), "info": {"numpy", "torch"}, "testing": {"numpy", "torch"}}
 
 # Folder of csrc -> (folders it may include, other headers it may include). Standard C++ headers have no dot or slash.
 MAY_INCLUDE = {
     "core": ({"core"}, ()),
-    "cpu": ({"core", "cpu"}, ("torch/csrc/stable/", "torch/headeronly/", "Python.h")),
+    "cpu": ({"core", "cpu"}, ("torch/csrc/stable/", "torch/headeronly/", "Python.h", "sys/mman.h")),
     "testing": ({"core"}, ("pybind11/",)),
 }
 
