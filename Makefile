@@ -6,7 +6,7 @@ NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name
 
 TESTING := CMAKE_ARGS=-DLRD_TESTING=ON
 
-.PHONY: help build demo test test-slow bench wheel lint clean
+.PHONY: help build demo test test-slow bench wheel lint sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -41,6 +41,10 @@ wheel: $(STAMP) ## one wheel in dist/ for every later torch and Python
 lint: $(STAMP) ## style and types
 	$(BIN)/ruff check && $(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE) && $(BIN)/mypy
+
+sanitize: $(STAMP) ## the core's own tests under the address and undefined-behaviour sanitizers
+	PATH="$(abspath $(BIN)):$$PATH" cmake -G Ninja -S . -B build/sanitize -DLRD_SANITIZE=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/sanitize && build/sanitize/core_sanitize
 
 clean: ## removes what was built, not the environment
 	rm -rf build dist *.egg-info lrd_kernels/*.so tests/cpp/*.so

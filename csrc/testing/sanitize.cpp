@@ -1,0 +1,211 @@
+// Every kernel of every instruction set on memory of exactly the right size and no alignment, beside plain loops in
+// double. Built with the address and undefined-behaviour sanitizers (`make sanitize`): the first byte too many is
+// fatal.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "../core/kernels.h"
+
+namespace {
+
+using lrd::Compute;
+using lrd::DType;
+
+// A heap block of exactly `bytes`, its data pushed to an odd element by one in front.
+class Exact {
+ public:
+  Exact(int64_t count, int64_t element) : memory_(std::malloc((count + 1) * element)), element_(element) {}
+  ~Exact() { std::free(memory_); }
+  Exact(const Exact&) = delete;
+  Exact& operator=(const Exact&) = delete;
+  char* data() const { return static_cast<char*>(memory_) + element_; }
+
+ private:
+  void* memory_;
+  int64_t element_;
+};
+
+int64_t element_bytes(DType dtype) { return dtype == DType::f64 ? 8 : (dtype == DType::f32 ? 4 : 2); }
+
+// Small multiples of 1/8: exact in every dtype.
+void put(Exact& to, int64_t at, DType dtype, double x) {
+  char* p = to.data() + at * element_bytes(dtype);
+  const float narrow = static_cast<float>(x);
+  uint32_t bits;
+  std::memcpy(&bits, &narrow, 4);
+  uint16_t half = 0;
+  if (dtype == DType::bf16) half = static_cast<uint16_t>(bits >> 16);
+  if (dtype == DType::f16 && narrow != 0)
+    half =
+        static_cast<uint16_t>(((bits >> 16) & 0x8000u) | (((bits >> 23 & 0xff) - 112) << 10) | ((bits >> 13) & 0x3ff));
+  if (dtype == DType::f64) std::memcpy(p, &x, 8);
+  if (dtype == DType::f32) std::memcpy(p, &narrow, 4);
+  if (element_bytes(dtype) == 2) std::memcpy(p, &half, 2);
+}
+
+double get(const Exact& from, int64_t at, DType dtype) {
+  const char* p = from.data() + at * element_bytes(dtype);
+  double wide;
+  float narrow;
+  uint16_t half;
+  if (dtype == DType::f64) return std::memcpy(&wide, p, 8), wide;
+  if (dtype == DType::f32) return std::memcpy(&narrow, p, 4), narrow;
+  std::memcpy(&half, p, 2);
+  if (dtype == DType::bf16) {
+    const uint32_t bits = uint32_t(half) << 16;
+    return std::memcpy(&narrow, &bits, 4), narrow;
+  }
+  const int exponent = half >> 10 & 31;
+  const double magnitude = std::ldexp(exponent ? 1024 + (half & 1023) : half & 1023, (exponent ? exponent : 1) - 25);
+  return half & 0x8000 ? -magnitude : magnitude;
+}
+
+int failures = 0;
+
+void expect_near(double actual, double wanted, double tolerance, const char* what) {
+  if (std::abs(actual - wanted) <= tolerance * (1 + std::abs(wanted))) return;
+  if (++failures < 20) std::printf("%s: %.9g, not %.9g\n", what, actual, wanted);
+}
+
+void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major, bool masked, int64_t S, int64_t R,
+         int64_t N) {
+  std::mt19937 random(static_cast<unsigned>(S * 1000 + R * 10 + N));
+  const auto eighth = [&] { return double(int(random() % 33) - 16) / 8; };
+  const int64_t element = element_bytes(dtype);
+  Exact factor(S * R, element), diag(S, element), value(N * S, element), mask(S, 1);
+  std::vector<double> P(S * R), D(S), r(N * S), w(S);
+  const int64_t stride_s = rank_major ? 1 : R, stride_r = rank_major ? S : 1;
+  for (int64_t i = 0; i < S; ++i) {
+    const bool kept = !masked || random() % 4 != 0;
+    mask.data()[i] = kept;
+    put(diag, i, dtype, D[i] = 0.5 + double(random() % 16) / 8);
+    w[i] = kept ? 1 / D[i] : 0;
+    for (int64_t j = 0; j < R; ++j) put(factor, i * stride_s + j * stride_r, dtype, P[i * R + j] = eighth());
+    for (int64_t n = 0; n < N; ++n) put(value, n * S + i, dtype, r[n * S + i] = eighth());
+  }
+  lrd::Gaussian g;
+  g.S = S, g.R = R, g.N = N;
+  g.factor = factor.data(), g.factor_stride_s = stride_s, g.factor_stride_r = stride_r;
+  g.diag = {diag.data(), 1};
+  g.value = {value.data(), 1}, g.value_stride_n = S;
+  if (masked) g.mask = {mask.data(), 1};
+
+  const int64_t ld = lrd::padded_columns(isa, R, compute);
+  const std::unique_ptr<double[]> sums(new double[(R + N) * ld]()), quad(new double[N]());
+  double log_diag = 0;
+  const int d = static_cast<int>(dtype), c = static_cast<int>(compute);
+  const auto scratch = [](size_t bytes) { return std::unique_ptr<char[]>(new char[bytes]); };
+  const auto forward = scratch(lrd::gram_scratch_bytes(isa, R, compute));
+  isa.gram_rows[d][c](g, 0, S, forward.get(), {sums.get(), ld, quad.get(), &log_diag});
+
+  const double tolerance = compute == Compute::f64 ? 1e-11 : 1e-4;
+  std::vector<double> gram(R * R), u(N * R);
+  double wanted_log = 0;
+  for (int64_t i = 0; i < S; ++i) wanted_log += w[i] > 0 ? std::log(D[i]) : 0;
+  for (int64_t j = 0; j < R; ++j)
+    for (int64_t k = 0; k < R; ++k) {
+      for (int64_t i = 0; i < S; ++i) gram[j * R + k] += w[i] * P[i * R + j] * P[i * R + k];
+      if (k <= j) expect_near(sums[j * ld + k], gram[j * R + k], tolerance * 10, "gram");
+    }
+  for (int64_t n = 0; n < N; ++n)
+    for (int64_t k = 0; k < R; ++k) {
+      for (int64_t i = 0; i < S; ++i) u[n * R + k] += w[i] * r[n * S + i] * P[i * R + k];
+      expect_near(sums[(R + n) * ld + k], u[n * R + k], tolerance * 10, "u");
+    }
+  expect_near(log_diag, wanted_log, 1e-12, "log_diag");
+
+  std::vector<double> chol(R * R), chol_inv(R * R), z(N * R);
+  isa.cholesky(gram.data(), chol.data(), chol_inv.data(), R);
+  for (int64_t n = 0; n < N; ++n)  // z = L^-T L^-1 u
+    for (int64_t k = 0; k < R; ++k)
+      for (int64_t m = k; m < R; ++m)
+        for (int64_t j = 0; j <= m; ++j) z[n * R + k] += chol_inv[m * R + k] * chol_inv[m * R + j] * u[n * R + j];
+
+  const auto second = scratch(lrd::bwd_scratch_bytes(R, Compute::f64));
+  const std::unique_ptr<double[]> rest(new double[N * R]()), squares(new double[N]());
+  isa.residual_rows[d](g, z.data(), 0, S, second.get(), {rest.get(), R, squares.get(), nullptr});
+  for (int64_t n = 0; n < N * R; ++n) expect_near(rest[n], z[n], 1e-9, "P^T w (r - P z) = z");
+
+  // Gradients, block by block, into memory of their exact size.
+  const int64_t ld_inv = (R + 7) / 8 * 8, inverse_rows = R + lrd::kMaxTileRows;
+  std::vector<double> plain(inverse_rows * ld_inv), transposed(inverse_rows * ld_inv);
+  std::vector<float> plain_f(inverse_rows * ld_inv), transposed_f(inverse_rows * ld_inv);
+  for (int64_t i = 0; i < R; ++i)
+    for (int64_t j = 0; j <= i; ++j) {
+      plain[i * ld_inv + j] = transposed[j * ld_inv + i] = chol_inv[i * R + j];
+      plain_f[i * ld_inv + j] = transposed_f[j * ld_inv + i] = static_cast<float>(chol_inv[i * R + j]);
+    }
+  Exact grad_factor(S * R, element), grad_diag(S, element), grad_loc(N * S, element);
+  const std::vector<double> cm(N, -0.5);
+  const std::vector<int32_t> value_info(N, 0);
+  const double cl = -0.5;
+  const bool wide = compute == Compute::f64;
+  const lrd::GramGrads to{wide ? static_cast<void*>(plain.data()) : plain_f.data(),
+                          wide ? static_cast<void*>(transposed.data()) : transposed_f.data(),
+                          ld_inv,
+                          z.data(),
+                          cm.data(),
+                          cl,
+                          grad_factor.data(),
+                          stride_s,
+                          stride_r,
+                          grad_diag.data(),
+                          grad_loc.data(),
+                          S,
+                          chol_inv.data(),
+                          false,
+                          value_info.data()};
+  const auto backward = scratch(lrd::bwd_scratch_bytes(R, compute));
+  const int64_t block = lrd::bwd_block_rows(R);
+  for (int64_t begin = 0; begin < S; begin += block)
+    isa.log_prob_bwd_rows[d][c](&g, &to, 1, begin, std::min(S, begin + block), backward.get());
+  const double rounding = element == 2 ? (dtype == DType::bf16 ? 1e-2 : 2e-3) : (element == 4 ? 1e-4 : tolerance * 10);
+  for (int64_t i = 0; i < S; ++i) {
+    std::vector<double> v(R), dP(R);
+    double norm = 0, dD = 0;
+    for (int64_t m = 0; m < R; ++m) {
+      for (int64_t j = 0; j <= m; ++j) v[m] += chol_inv[m * R + j] * P[i * R + j];
+      norm += v[m] * v[m];
+    }
+    for (int64_t k = 0; k < R; ++k)
+      for (int64_t m = k; m < R; ++m) dP[k] += 2 * cl * w[i] * chol_inv[m * R + k] * v[m];
+    dD += cl * w[i] * (1 - w[i] * norm);
+    for (int64_t n = 0; n < N; ++n) {
+      double a = r[n * S + i];
+      for (int64_t j = 0; j < R; ++j) a -= P[i * R + j] * z[n * R + j];
+      a *= w[i];
+      for (int64_t k = 0; k < R; ++k) dP[k] -= 2 * cm[n] * a * z[n * R + k];
+      dD -= cm[n] * a * a;
+      expect_near(get(grad_loc, n * S + i, dtype), -2 * cm[n] * a, rounding, "grad_loc");
+    }
+    expect_near(get(grad_diag, i, dtype), dD, rounding, "grad_diag");
+    for (int64_t k = 0; k < R; ++k)
+      expect_near(get(grad_factor, i * stride_s + k * stride_r, dtype), dP[k], rounding, "grad_factor");
+  }
+}
+
+}  // namespace
+
+int main() {
+  const int64_t sizes[][3] = {{1, 1, 1},  {3, 2, 1},    {7, 8, 1},   {9, 5, 3},   {33, 8, 1},
+                              {65, 4, 2}, {130, 16, 1}, {67, 17, 1}, {31, 33, 2}, {140, 40, 1},
+                              {50, 0, 1}, {20, 12, 0},  {40, 9, 19}, {70, 66, 1}};
+  int runs = 0;
+  for (const char* const* name = lrd::available_isas(); *name; ++name)
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16})
+      for (const bool float32 : {false, true})
+        for (const bool rank_major : {false, true})
+          for (const bool masked : {false, true})
+            for (const auto& [S, R, N] : sizes) {
+              if (float32 && dtype == DType::f64) continue;
+              run(*lrd::kernels_named(*name), dtype, lrd::compute_for(dtype, float32), rank_major, masked, S, R, N);
+              ++runs;
+            }
+  std::printf("%d runs, %d numbers wrong\n", runs, failures);
+  return failures ? 1 : 0;
+}
