@@ -159,6 +159,7 @@ def _log_prob_bwd(
         z, value_info = z.new_empty(batch.B, 0, cov_factor.shape[-1]), value_info.new_empty(batch.B, 0)
     else:
         z, value_info = batch.values(z).contiguous(), batch.values(value_info, 0).contiguous()
+    sum_loc = need_loc and not need_value and loc is not None and batch.shares_gaussians(loc)
     grad_factor, grad_diag, grad_loc = _ops.log_prob_bwd(
         *_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision),
         batch.gaussians(chol_inv, 2).contiguous(),
@@ -171,8 +172,11 @@ def _log_prob_bwd(
         need_factor,
         need_diag,
         need_value or need_loc,
+        sum_loc,
     )
-    vector = batch.from_values(grad_loc) if need_value or need_loc else None
+    vector = None
+    if need_value or need_loc:
+        vector = batch.from_gaussians(grad_loc.squeeze(1)) if sum_loc else batch.from_values(grad_loc)
     return (
         _sum_to(vector.neg(), value) if need_value else None,  # type: ignore[union-attr, arg-type]
         _sum_to(vector, loc) if need_loc else None,  # type: ignore[arg-type]
@@ -240,7 +244,7 @@ class Solve(Function):
             batch, rhs, None, cov_factor, cov_diag, None, None, precision
         )
         one = torch.ones_like(result)
-        _, _, x = _ops.log_prob_bwd(*inputs, chol_inv, z, growth, value_info, one, -0.5, 0.0, False, False, True)
+        _, _, x = _ops.log_prob_bwd(*inputs, chol_inv, z, growth, value_info, one, -0.5, 0.0, False, False, True, False)
         x = x.masked_fill((value_info != 0)[..., None], torch.nan)
         return batch.from_values(x), batch.from_values(z).to(x.dtype)
 
@@ -325,7 +329,9 @@ class PrecisionDiag(Function):
             batch, None, None, cov_factor, cov_diag, None, None, 0
         )
         one = torch.ones_like(result)
-        _, diag, _ = _ops.log_prob_bwd(*inputs, chol_inv, z, growth, value_info, one, 0.0, 1.0, False, True, False)
+        _, diag, _ = _ops.log_prob_bwd(
+            *inputs, chol_inv, z, growth, value_info, one, 0.0, 1.0, False, True, False, False
+        )
         return batch.from_gaussians(diag.masked_fill(growth.isinf()[:, None], torch.nan))
 
     @staticmethod

@@ -101,6 +101,13 @@ class Batch:
         sizes = [self.shape[d] for d in self.order]
         return self._restored(tensor.reshape(*sizes, *tensor.shape[2:]), tensor.dim() - 2)
 
+    def shares_gaussians(self, tensor: Tensor) -> bool:
+        """Whether a vector [..., S] is the same for all values of each Gaussian, of which there are several."""
+        if self.plain:
+            return False
+        batch = _varies(tensor.shape[:-1], len(self.shape))
+        return self.N > 1 and not any(batch[d] for d in self.order[self.gaussian_dims :])
+
     def rows(self, tensor: Tensor) -> Tensor:
         """[..., M] -> [F, K N, M]: all that shares a factor as the rows of one matrix"""
         per_factor = self.B // max(self.F, 1) * self.N

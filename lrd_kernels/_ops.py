@@ -83,6 +83,7 @@ def _log_prob_bwd_fake(
     need_factor: bool,
     need_diag: bool,
     need_loc: bool,
+    sum_loc: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     F, S, R = cov_factor.shape
     B, N = z.shape[:2]
@@ -93,4 +94,4 @@ def _log_prob_bwd_fake(
         grad_factor = new(F, R, S).mT
     else:
         grad_factor = new(F, S, R)
-    return grad_factor, new(B, S) if need_diag else new(0), new(B, N, S) if need_loc else new(0)
+    return grad_factor, new(B, S) if need_diag else new(0), new(B, 1 if sum_loc else N, S) if need_loc else new(0)

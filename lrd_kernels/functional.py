@@ -9,7 +9,8 @@ results of half types come back in float32, and gradients have the input's dtype
 Common arguments:
     mask: bool [..., S], True where an output exists. A False output adds nothing and gets a zero gradient; its value,
         mean, diagonal and factor row may be anything, NaN included.
-    precision: "auto" (always within the error budget), "float64" or "float32" for the products of the kernels.
+    precision: "auto" (always within the error budget: float64, or float32 products where a certificate from the
+        capacitance and from the cancellation in the Mahalanobis term allows them), or "float64" or "float32" to force.
     on_failure: "raise" for an error that names the first bad number, "nan" for NaN in the bad items alone, with zero
         gradients. On a GPU and in compiled or transformed (torch.func) code nothing is inspected: it is always "nan".
     backend: a name of `backends()`, or None for the best that serves these tensors.

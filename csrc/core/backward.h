@@ -60,27 +60,63 @@ static double exact_row(const double* chol_inv, const A* x, A* v, int64_t ld, in
   return norm;
 }
 
-// grad [R, ld] (+)= sum_v scales_v z_v^T + scale_q q: each value's outer product, and the log-determinant's part, of
-// which either may be absent. The first contribution to a block overwrites what was there.
+// out[m, i] (+)= sum over k of a[m * a_row + k * a_step] * b[k, i] for m < M, i < n. `a` has three more rows of m.
 template <class A>
-static void combine(A* grad, int64_t ld, int64_t R, int64_t n, const A* scales, const double* z, int64_t values,
-                    const A* scale_q, const A* q, bool first) {
+static void multiply(const A* a, int64_t a_row, int64_t a_step, int64_t M, const A* b, int64_t ld, int64_t K, int64_t n,
+                     A* out, bool accumulate) {
+  Tile<A, 4, 2> tile;
+  for (int64_t m0 = 0; m0 < M; m0 += 4)
+    for (int64_t i0 = 0; i0 < n; i0 += tile.kColumns) {
+      tile.product(a + m0 * a_row, a_row, a_step, b + i0, ld, K);
+      for (int64_t m = 0; m < 4 && m0 + m < M; ++m) {
+        A* to = out + (m0 + m) * ld + i0;
+        if (accumulate) tile.add(m, to);
+        tile.store(m, to);
+      }
+    }
+}
+
+// A chunk of values on their way through the backward pass: z [count, R] in A, zero-padded, and for each value the
+// vector that multiplies it in the factor's gradient.
+template <class A>
+struct ValueChunk {
+  static constexpr int64_t kPad = 4;
+  A* z;  // [kValueChunk + kPad, ld_z]
+  int64_t ld_z;
+  A* scales;  // [kValueChunk, ld]
+  int64_t count;
+
+  void take(const double* from, int64_t R, int64_t values) {
+    count = values;
+    for (int64_t v = 0; v < kValueChunk + kPad; ++v)
+      for (int64_t j = 0; j < ld_z; ++j) z[v * ld_z + j] = v < values && j < R ? A(from[v * R + j]) : A(0);
+  }
+
+  bool many() const { return count >= 4; }
+};
+
+// grad [R, ld] (+)= sum_v z_v scales_v^T + scale_q q: each value's outer product, and the log-determinant's part, which
+// may be absent. The first contribution to a block overwrites what was there.
+template <class A>
+static void combine(A* grad, int64_t ld, int64_t R, int64_t n, const ValueChunk<A>& values, const A* scale_q,
+                    const A* q, bool first) {
   for (int64_t j = 0; j < R; ++j) {
     A* to = grad + j * ld;
-    if (first && values == 1 && scale_q) {
-      const A zj = A(z[j]);
-      for (int64_t i = 0; i < n; ++i) to[i] = scales[i] * zj + scale_q[i] * q[j * ld + i];
+    if (first && values.count == 1 && scale_q) {
+      const A zj = values.z[j];
+      for (int64_t i = 0; i < n; ++i) to[i] = values.scales[i] * zj + scale_q[i] * q[j * ld + i];
       continue;
     }
     if (first)
       for (int64_t i = 0; i < n; ++i) to[i] = A(0);
     if (scale_q)
       for (int64_t i = 0; i < n; ++i) to[i] += scale_q[i] * q[j * ld + i];
-    for (int64_t v = 0; v < values; ++v) {
-      const A zj = A(z[v * R + j]);
-      for (int64_t i = 0; i < n; ++i) to[i] += scales[v * ld + i] * zj;
+    for (int64_t v = 0; v < values.count && !values.many(); ++v) {
+      const A zj = values.z[v * values.ld_z + j];
+      for (int64_t i = 0; i < n; ++i) to[i] += values.scales[v * ld + i] * zj;
     }
   }
+  if (values.many()) multiply<A>(values.z, 1, values.ld_z, R, values.scales, ld, values.count, n, grad, true);
 }
 
 // One value, one Gaussian, a rank known when this is compiled: a vector of rows stays in registers from p to dP, which
@@ -141,7 +177,7 @@ static RegisterKernel<A> register_kernel(int64_t R) {
 template <class T>
 static void write_zeros(const Gaussian& g, const GramGrads& to, int64_t begin, int64_t n) {
   for (int64_t i = 0; to.diag && i < n; ++i) store(static_cast<T*>(to.diag)[begin + i], 0.0);
-  for (int64_t value = 0; to.loc && value < g.N; ++value)
+  for (int64_t value = 0; to.loc && value < (to.sum_loc ? 1 : g.N); ++value)
     for (int64_t i = 0; i < n; ++i) store(static_cast<T*>(to.loc)[value * to.loc_stride_n + begin + i], 0.0);
 }
 
@@ -164,7 +200,8 @@ static void write_grad_diag(const Gaussian& g, RowScratch rows, double* grad_dia
   write_vector<T>(grad_diag, n, to);
 }
 
-// Scratch: a row of R and five vectors of ld in double, kValueChunk + 1 of ld in A, then x, v and grad [R, ld] in A.
+// Scratch: a row of R and six vectors of ld in double, kValueChunk + 1 of ld in A, then x, v and grad [R, ld] and a
+// chunk of z in A.
 template <class T, class A>
 static void log_prob_bwd_rows(const Gaussian* gaussians, const GramGrads* grads, int64_t count, int64_t begin,
                               int64_t end, void* scratch) {
@@ -177,11 +214,13 @@ static void log_prob_bwd_rows(const Gaussian* gaussians, const GramGrads* grads,
   double* diff = diag + 2 * ld;
   double* grad_diag = diag + 3 * ld;
   double* projected = diag + 4 * ld;
-  A* scales = reinterpret_cast<A*>(diag + 5 * ld);
+  double* sum_loc = diag + 5 * ld;
+  A* scales = reinterpret_cast<A*>(diag + 6 * ld);
   A* scale_q = scales + kValueChunk * ld;
   A* x = scale_q + ld;
   A* v = x + R * ld;
   A* grad = v + R * ld;
+  ValueChunk<A> values{grad + R * ld, R + ValueChunk<A>::kPad, scales, 0};
   const bool need_factor = grads[0].factor != nullptr;
   bool first = true;  // nothing has been put into grad yet
 
@@ -206,25 +245,33 @@ static void log_prob_bwd_rows(const Gaussian* gaussians, const GramGrads* grads,
       if (need_factor) write_factor<T, A>(x, ld, R, n, to, begin);
       return;
     }
-    for (int64_t i = 0; i < n; ++i) grad_diag[i] = 0.0;
+    for (int64_t i = 0; i < n; ++i) grad_diag[i] = sum_loc[i] = 0.0;
 
-    int64_t pending = 0;  // values of the current chunk, whose outer products are still to be added
+    values.count = 0;
     for (int64_t value = 0; value < g.N; ++value) {
-      if (pending == kValueChunk) {
-        if (need_factor)
-          combine<A>(grad, ld, R, n, scales, to.z + (value - pending) * R, pending, nullptr, nullptr, first);
-        first = false;
-        pending = 0;
+      const int64_t position = value % kValueChunk;
+      if (position == 0) {
+        if (value > 0 && need_factor) {  // the last chunk goes with the log-determinant's part
+          combine<A>(grad, ld, R, n, values, nullptr, nullptr, first);
+          first = false;
+        }
+        values.take(to.z + value * R, R, g.N - value < kValueChunk ? g.N - value : kValueChunk);
+        if (std::is_same_v<A, double> && values.many())  // p . z of the chunk; in float it would lose too much
+          multiply<A>(values.z, values.ld_z, 1, values.count, x, ld, R, n, scales, false);
       }
-      A* scale = scales + pending++ * ld;
+      A* scale = scales + position * ld;
       if (to.value_info[value] != 0) {
         for (int64_t i = 0; i < n; ++i) diff[i] = 0.0;
         for (int64_t i = 0; i < n; ++i) scale[i] = A(0);
       } else {
         const double cm = to.grad_maha[value];
         read_diff<T>(g, value, begin, n, diff);
-        for (int64_t i = 0; i < n; ++i) projected[i] = 0.0;
-        add_projection(x, ld, to.z + value * R, R, n, projected);
+        if (std::is_same_v<A, double> && values.many()) {
+          for (int64_t i = 0; i < n; ++i) projected[i] = double(scale[i]);
+        } else {
+          for (int64_t i = 0; i < n; ++i) projected[i] = 0.0;
+          add_projection(x, ld, to.z + value * R, R, n, projected);
+        }
         for (int64_t i = 0; i < n; ++i) {
           const double a = rows.weight[i] * (diff[i] - projected[i]);
           grad_diag[i] -= cm * a * a;
@@ -232,8 +279,12 @@ static void log_prob_bwd_rows(const Gaussian* gaussians, const GramGrads* grads,
           scale[i] = A(diff[i]);
         }
       }
-      if (to.loc) write_vector<T>(diff, n, static_cast<T*>(to.loc) + value * to.loc_stride_n + begin);
+      if (to.sum_loc)
+        for (int64_t i = 0; i < n; ++i) sum_loc[i] += diff[i];
+      else if (to.loc)
+        write_vector<T>(diff, n, static_cast<T*>(to.loc) + value * to.loc_stride_n + begin);
     }
+    if (to.loc && to.sum_loc) write_vector<T>(sum_loc, n, static_cast<T*>(to.loc) + begin);
 
     const double cl = to.grad_logdet;
     const bool has_logdet = cl != 0.0 && (need_factor || to.diag);
@@ -254,7 +305,7 @@ static void log_prob_bwd_rows(const Gaussian* gaussians, const GramGrads* grads,
     }
     if (need_factor) {
       const A* q_scale = has_logdet ? scale_q : nullptr;
-      combine<A>(grad, ld, R, n, scales, to.z + (g.N - pending) * R, pending, q_scale, x, first);
+      combine<A>(grad, ld, R, n, values, q_scale, x, first);
       first = false;
     }
 

@@ -30,8 +30,9 @@ struct GramGrads {
   int64_t factor_stride_s;
   int64_t factor_stride_r;
   void* diag;  // [S]
-  void* loc;   // [N, S]
+  void* loc;   // [N, S], or with sum_loc [1, S], the sum over the values
   int64_t loc_stride_n;
+  bool sum_loc;
 
   const double* exact_chol_inv;  // L^-1 in double, [R, R], for rows of high leverage
 

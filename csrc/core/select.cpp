@@ -122,7 +122,8 @@ size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, Compute compute) {
 
 size_t bwd_scratch_bytes(int64_t R, Compute compute) {
   const int64_t rows = bwd_block_rows(R);
-  return size_t((3 * R + kValueChunk + 1) * rows * element_bytes(compute) + 5 * rows * 8 + R * 8);
+  const int64_t values = (kValueChunk + 4) * (R + 4);
+  return size_t(((3 * R + kValueChunk + 1) * rows + values) * element_bytes(compute) + 6 * rows * 8 + R * 8);
 }
 
 }  // namespace lrd

@@ -36,6 +36,10 @@ struct Tile {
     for (int v = 0; v < kVectors; ++v) *reinterpret_cast<Unaligned*>(out + v * kLanes) = acc[m][v];
   }
 
+  inline __attribute__((always_inline)) void add(int64_t m, const A* from) {
+    for (int v = 0; v < kVectors; ++v) acc[m][v] += *reinterpret_cast<const Unaligned*>(from + v * kLanes);
+  }
+
   // acc[m][c] = sum over k in [0, count) of a[m * a_row + k * a_step] * b[k * b_step + c]
   inline __attribute__((always_inline)) void product(const A* a, int64_t a_row, int64_t a_step, const A* b,
                                                      int64_t b_step, int64_t count) {

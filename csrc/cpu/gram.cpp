@@ -24,7 +24,6 @@ struct Outputs {
   double* quad;      // [B, N]
   double* log_diag;  // [B]
   double* shift;     // [B, N, R]
-  int64_t N, R;
 };
 
 void add(double* to, const double* from, int64_t count, bool first) {
@@ -156,13 +155,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gram_fwd_cpu(const Tensor& co
   Tensor quad = empty_double(cov_factor, {in.B, in.N});
   Tensor log_diag = empty_double(cov_factor, {in.B});
   Tensor shift = empty_double(cov_factor, {in.B, in.N, in.R});
-  const Outputs out{gram.mutable_data_ptr<double>(),
-                    u.mutable_data_ptr<double>(),
-                    quad.mutable_data_ptr<double>(),
-                    log_diag.mutable_data_ptr<double>(),
-                    shift.mutable_data_ptr<double>(),
-                    in.N,
-                    in.R};
+  const Outputs out{gram.mutable_data_ptr<double>(), u.mutable_data_ptr<double>(), quad.mutable_data_ptr<double>(),
+                    log_diag.mutable_data_ptr<double>(), shift.mutable_data_ptr<double>()};
   std::fill_n(out.shift, in.B * in.N * in.R, 0.0);
 
   // Worth trying float32 first where the products outweigh a second look at R x R numbers by far.

@@ -57,7 +57,7 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
                                                     int64_t precision, const Tensor& chol_inv, const Tensor& z,
                                                     const Tensor& growth, const Tensor& value_info, const Tensor& grad,
                                                     double maha, double logdet, bool need_factor, bool need_diag,
-                                                    bool need_loc) {
+                                                    bool need_loc, bool sum_loc) {
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, precision);
   const int64_t B = in.B, N = in.N, R = in.R, S = in.S;
   for (const Tensor* tensor : {&chol_inv, &z, &growth, &value_info})
@@ -89,7 +89,8 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
                            ? torch::stable::transpose(output(cov_factor, true, {in.F, R, S}), 1, 2)
                            : output(cov_factor, need_factor, {in.F, S, R});
   Tensor grad_diag = output(cov_factor, need_diag, {B, S});
-  Tensor grad_loc = output(cov_factor, need_loc, {B, N, S});
+  const int64_t locs = sum_loc ? 1 : N;
+  Tensor grad_loc = output(cov_factor, need_loc, {B, locs, S});
   const int64_t element = static_cast<int64_t>(cov_factor.element_size());
   char* to_factor = static_cast<char*>(grad_factor.mutable_data_ptr());
   char* to_diag = static_cast<char*>(grad_diag.mutable_data_ptr());
@@ -143,8 +144,9 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
                       need_factor ? grad_factor.stride(1) : 0,
                       need_factor ? grad_factor.stride(2) : 0,
                       need_diag ? to_diag + b * S * element : nullptr,
-                      need_loc ? to_loc + b * N * S * element : nullptr,
+                      need_loc ? to_loc + b * locs * S * element : nullptr,
                       S,
+                      sum_loc,
                       from_inverse + b * R * R,
                       std::isinf(from_growth[b]),
                       value_info.const_data_ptr<int32_t>() + b * N};

@@ -157,6 +157,7 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
                           grad_diag.data(),
                           grad_loc.data(),
                           S,
+                          false,
                           chol_inv.data(),
                           false,
                           value_info.data()};

@@ -80,6 +80,17 @@ def test_batches_broadcast_and_gradients_are_summed(backend, batches):
         torch.testing.assert_close(a, t, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("batches", BROADCASTS, ids=str)
+@pytest.mark.parametrize("R", [4, 20, 40])
+def test_parameters_get_the_same_gradient_when_the_value_needs_none(batches, R):
+    """Then the gradient of a mean that many values share is summed inside the kernel."""
+    value, *rest = (testing.make_inputs(b, 19, R, seed=i)[i] for i, b in enumerate(batches))
+    actual = testing.value_and_grads(lambda *a: lrd.log_prob(value, *a, backend="cpu"), rest)
+    truth = testing.value_and_grads(lambda *a: reference.log_prob(value, *a), rest)
+    for a, t in zip(actual, truth, strict=True):
+        torch.testing.assert_close(a, t, rtol=1e-10, atol=1e-10)
+
+
 def test_permuted_batch_of_factors_is_not_copied():
     P = torch.randn(3, 2, 50, 6).transpose(0, 1)
     value, D = torch.randn(2, 3, 50), torch.rand(2, 3, 50) + 0.5

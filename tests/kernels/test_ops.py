@@ -28,7 +28,7 @@ SAMPLES = [
 ]
 
 
-def backward_arguments(inputs, needs=(True, True, True)):
+def backward_arguments(inputs, needs=(True, True, True, False)):
     _, chol_inv, z, result, growth, value_info = _ops.capacitance_fwd(*_ops.gram_fwd(*inputs), -0.5, -0.5, 0.0)
     return (*inputs, chol_inv, z, growth, value_info, torch.rand_like(result), -0.5, -0.5, *needs)
 
@@ -38,7 +38,10 @@ OP_SAMPLES = {
     "capacitance_fwd": [(*_ops.gram_fwd(*s), 1.0, 0.5, -3.0) for s in SAMPLES] if _ops.cpu_error is None else [],
     "log_prob_bwd": (
         [backward_arguments(s) for s in SAMPLES]
-        + [backward_arguments(SAMPLES[1], needs) for needs in ((True, False, False), (False, True, False))]
+        + [
+            backward_arguments(SAMPLES[1], needs)
+            for needs in ((True, False, False, False), (False, True, False, False), (False, False, True, True))
+        ]
         if _ops.cpu_error is None
         else []
     ),
