@@ -30,9 +30,10 @@ test: build ## all tests but the slow ones
 test-slow: build ## the slow tests
 	$(BIN)/pytest -m slow
 
-bench: build ## times of the kernels beside torch
-	$(BIN)/pytest benchmarks -o addopts="-p no:cacheprovider" -o python_files="bench_*.py test_*.py" \
+bench: build ## times of every function, then of log_prob beside its peers; JSON in reports/benchmarks
+	$(BIN)/pytest benchmarks -o addopts="-p no:cacheprovider" \
 	  --benchmark-only --benchmark-columns=min,median,iqr,rounds
+	$(BIN)/python -m benchmarks.run
 
 wheel: $(STAMP) ## one wheel in dist/ for every later torch and Python
 	rm -rf dist build/lib* build/wheel && $(BIN)/python -m build --wheel --no-isolation -o build/wheel

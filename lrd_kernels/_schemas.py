@@ -27,9 +27,9 @@ SCHEMAS = {
         " -> (Tensor chol, Tensor chol_inv, Tensor z, Tensor result, Tensor growth, Tensor value_info)"
     ),
     # Gradients of sum_n grad_n (maha * M_n + logdet * log det Sigma), grad [B, max(N, 1)]: for cov_factor [F, S, R] in
-    # the factor's layout, cov_diag [B, S] (raw when eps is given) and loc [B, N, S], with sum_loc [B, 1, S], the sum over
-    # the values; for value it is the same with the other sign. What is not needed comes back with no elements; what
-    # failed in the forward pass gets zeros.
+    # the factor's layout, cov_diag [B, S] (raw when eps is given) and loc [B, N, S], or with sum_loc their sum over the
+    # values [B, 1, S]; for value it is the same with the other sign. What is not needed comes back with no elements;
+    # what failed in the forward pass gets zeros.
     "log_prob_bwd": (
         f"({_INPUTS}, Tensor chol_inv, Tensor z, Tensor growth, Tensor value_info, Tensor grad, float maha,"
         " float logdet, bool need_factor, bool need_diag, bool need_loc, bool sum_loc)"

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import subprocess
 import sys
 
 import pytest
@@ -54,6 +55,7 @@ def test_document_has_all_figures(run_quick, capsys):
     assert {"cpu", "threads", "kernels", "versions", "allocator", "transparent_huge_pages", "commit"} <= set(known)
     assert known["versions"]["torch"] == torch.__version__
     assert known["date"].endswith("+00:00")
+    assert known["instruction_set"] in ("baseline", "avx2", "avx512", None)
     assert document["settings"]["cases"] == [SMALL.name]
     assert all(rate > 0 for rate in document["rooflines"].values())
     assert [(r["case"], r["layout"]) for r in document["results"]] == [(SMALL.name, "row"), (SMALL.name, "rank")]
@@ -162,6 +164,23 @@ def test_rooflines_by_hand():
     reached = roofline.fractions(wide, peaks, forward=50e-3, forward_backward=150e-3)
     assert reached["forward_fraction"] == pytest.approx(0.5)
     assert reached["backward_fraction"] == pytest.approx(0.5)
+
+
+def test_other_work_is_noticed():
+    watch = machine.OtherWork()
+    command = "import time; end = time.time() + 0.5\nwhile time.time() < end: pass"
+    subprocess.run([sys.executable, "-c", command], check=True)
+    assert watch.cores() > 0.3
+
+
+def test_disturbed_times_are_marked(run_quick, monkeypatch, capsys):
+    monkeypatch.setattr(machine.OtherWork, "cores", lambda self: 0.05)
+    run_quick("--contestants", "lrd", "--layouts", "row")
+    assert "DISTURBED" not in capsys.readouterr().out
+    monkeypatch.setattr(machine.OtherWork, "cores", lambda self: 0.9)
+    _, document = run_quick("--contestants", "lrd", "--layouts", "row")
+    assert document["results"][0]["cores_busy_with_other_work"] == 0.9
+    assert capsys.readouterr().out.count("DISTURBED") == 2  # the case, and its line in the overview
 
 
 def test_memory_of_a_call_is_measured(monkeypatch):

@@ -1,0 +1,103 @@
+"""Who agrees, and how long they take: nothing is timed before its results were found to be right."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.registry import DIFFERENTIATED, Contestant, Prepared
+from lrd_kernels import reference, testing
+from lrd_kernels.testing import Inputs
+
+LEAST_ROUNDS = 3
+SAMPLE_SECONDS = 2e-3  # a sample is the mean of as many calls as fill this
+WARM_SECONDS = 5e-2  # shorter calls follow an untimed one, so that they find their caches and threads as they left them
+
+
+def truth(inputs: Inputs) -> list[Tensor]:
+    """log p and the gradients of its sum for loc, cov_factor and cov_diag, by the reference in float64."""
+    result, _, *gradients = testing.value_and_grads(reference.log_prob, [t.double() for t in inputs])
+    return [result, *gradients]
+
+
+def admit(contestant: Contestant, inputs: Inputs, wanted: Sequence[Tensor]) -> tuple[Prepared | None, dict]:
+    """Prepares a contestant and compares its results with the truth.
+
+    Returns None instead of the prepared contestant where it may not be timed; the record has the reason.
+    """
+    if reason := contestant.available():
+        return None, {"status": "skipped", "reason": reason}
+    try:
+        prepared = contestant.prepare(inputs)
+        # The forward call is another graph or another route than the one with gradients: its result counts too.
+        forward = torch.tensor(np.asarray(prepared.forward()))
+        results = [forward, *prepared.tensors(prepared.forward_backward())]
+        errors = compare(results, [wanted[0], *wanted])
+    except Exception as error:  # a peer may fail in any way; the others go on
+        return None, {"status": "failed", "reason": f"{type(error).__name__}: {str(error).strip()[:500]}"}
+    record = {"tolerance": contestant.tolerance, "errors": errors}
+    bad = {what: error for what, error in errors.items() if not error <= contestant.tolerance}  # so that NaN is bad
+    if bad:
+        told = ", ".join(f"{what} by {error:.2g}" for what, error in bad.items())
+        reason = f"off by more than {contestant.tolerance:g} of the largest entry: {told}"
+        return None, {"status": "disagrees", "reason": reason, **record}
+    return prepared, {"status": "ok", **record}
+
+
+def compare(actual: Sequence[Tensor], wanted: Sequence[Tensor]) -> dict[str, float]:
+    """Largest deviation of each quantity over its largest entry."""
+    errors = {}
+    for what, a, t in zip(("log_prob_forward", "log_prob", *DIFFERENTIATED), actual, wanted, strict=True):
+        if a.shape != t.shape:
+            raise ValueError(f"{what} has shape {tuple(a.shape)}, not {tuple(t.shape)}")
+        errors[what] = testing.relative_error(a, t)
+    return errors
+
+
+def interleave(calls: Mapping[Hashable, Callable[[], Any]], repeats: int, seconds: float) -> dict[Hashable, dict]:
+    """Times all calls in turn, round after round: what disturbs the machine for a while disturbs them all.
+
+    Ends after `repeats` rounds, or with the first one that is over after `seconds`, but not before the third (or
+    `repeats`, where that is less). A result is dropped within the time of its call.
+    """
+    start = time.perf_counter()
+    estimates = {key: time_calls(call, 1) for key, call in calls.items()}
+    numbers = {key: max(1, math.ceil(SAMPLE_SECONDS / estimate)) for key, estimate in estimates.items()}
+    samples: dict[Hashable, list[float]] = {key: [] for key in calls}
+    gc.collect()
+    gc.disable()
+    try:
+        for done in range(repeats):
+            if done >= LEAST_ROUNDS and time.perf_counter() - start > seconds:
+                break
+            for key, call in calls.items():
+                if estimates[key] < WARM_SECONDS:
+                    call()
+                samples[key].append(time_calls(call, numbers[key]))
+    finally:
+        gc.enable()
+    return {key: summarise(samples[key], numbers[key]) for key in calls}
+
+
+def time_calls(call: Callable[[], Any], number: int) -> float:
+    start = time.perf_counter()
+    for _ in range(number):
+        call()
+    return (time.perf_counter() - start) / number
+
+
+def summarise(samples: Sequence[float], calls_per_sample: int) -> dict:
+    return {
+        "min": min(samples),
+        "median": statistics.median(samples),
+        "calls_per_sample": calls_per_sample,
+        "samples": [float(f"{s:.4g}") for s in samples],
+    }
