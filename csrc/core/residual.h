@@ -13,10 +13,51 @@
 namespace lrd {
 namespace LRD_ISA_NAMESPACE {
 
-// Scratch as for log_prob_bwd_rows in double.
+// p . s of one contiguous row, in sixteen independent sums.
 template <class T>
-static void residual_rows(const Gaussian& g, const double* shift, int64_t begin, int64_t end, void* scratch,
-                          GramSums out) {
+static inline double row_dot(const T* p, const double* s, int64_t R) {
+  constexpr int kWays = 16;
+  double sums[kWays] = {};
+  int64_t j = 0;
+  for (; j + kWays <= R; j += kWays)
+    for (int way = 0; way < kWays; ++way) sums[way] += double(load(p[j + way])) * s[j + way];
+  for (int way = 0; j < R; ++j, ++way) sums[way] += double(load(p[j])) * s[j];
+  double total = 0.0;
+  for (int way = 0; way < kWays; ++way) total += sums[way];
+  return total;
+}
+
+// Row-major memory: each row is read once, as it lies, and is still in the first-level cache for its second use.
+template <class T>
+static void residual_of_rows(const Gaussian& g, const double* shift, int64_t begin, int64_t end, void* scratch,
+                             GramSums out) {
+  const int64_t block = bwd_block_rows(g.R);
+  double* diag = static_cast<double*>(scratch);
+  RowScratch rows{diag, diag + block};
+  double* diff = diag + 2 * block;
+  for (int64_t i0 = begin; i0 < end; i0 += block) {
+    const int64_t n = end - i0 < block ? end - i0 : block;
+    read_diag<T>(g, i0, n, rows);
+    for (int64_t value = 0; value < g.N; ++value) {
+      read_diff<T>(g, value, i0, n, diff);
+      double* sums = out.sums + value * out.ld;
+      for (int64_t i = 0; i < n; ++i) {
+        const double w = rows.weight[i];
+        if (w == 0.0) continue;  // masked: the row may hold anything
+        const T* p = static_cast<const T*>(g.factor) + (i0 + i) * g.factor_stride_s;
+        const double r = diff[i] - row_dot(p, shift + value * g.R, g.R);
+        const double pull = w * r;
+        out.quad[value] += pull * r;
+        for (int64_t j = 0; j < g.R; ++j) sums[j] += pull * double(load(p[j]));
+      }
+    }
+  }
+}
+
+// Any other memory, by columns. Scratch of both as for log_prob_bwd_rows in double.
+template <class T>
+static void residual_of_columns(const Gaussian& g, const double* shift, int64_t begin, int64_t end, void* scratch,
+                                GramSums out) {
   const int64_t ld = bwd_block_rows(g.R);
   double* diag = static_cast<double*>(scratch);
   RowScratch rows{diag, diag + ld};
@@ -37,6 +78,15 @@ static void residual_rows(const Gaussian& g, const double* shift, int64_t begin,
       for (int64_t j = 0; j < g.R; ++j) out.sums[value * out.ld + j] += dot(x + j * ld, diff, n);
     }
   }
+}
+
+template <class T>
+static void residual_rows(const Gaussian& g, const double* shift, int64_t begin, int64_t end, void* scratch,
+                          GramSums out) {
+  if (g.factor_stride_r == 1)
+    residual_of_rows<T>(g, shift, begin, end, scratch, out);
+  else
+    residual_of_columns<T>(g, shift, begin, end, scratch, out);
 }
 
 }  // namespace LRD_ISA_NAMESPACE
