@@ -53,16 +53,9 @@ def log_prob(
     backend: str | None = None,
 ) -> Tensor:
     """Log-density of `value` [..., S] under the Gaussian with mean `loc` [..., S]: shape [...]."""
-    _validate.gaussian(cov_factor, cov_diag, mask, loc=loc, value=value)
-    result = _terms(
-        *(value, loc, cov_factor, cov_diag, mask, None, precision, on_failure, backend),
-        maha=-0.5,
-        logdet=-0.5,
-        per_output=-0.5 * LOG_2PI,
-    )
-    if on_failure == "raise":
-        _validate.check_result(result, cov_factor, cov_diag, mask, value=value, loc=loc)
-    return result
+    vectors = {"value": value, "loc": loc}
+    options = (mask, None, precision, on_failure, backend)
+    return _terms(vectors, cov_factor, cov_diag, *options, maha=-0.5, logdet=-0.5, per_output=-0.5 * LOG_2PI)
 
 
 def mahalanobis(
@@ -76,15 +69,8 @@ def mahalanobis(
     backend: str | None = None,
 ) -> Tensor:
     """The squared distance `diff^T Sigma^-1 diff` of `diff` [..., S]: shape [...]."""
-    _validate.gaussian(cov_factor, cov_diag, mask, diff=diff)
-    result = _terms(
-        *(diff, None, cov_factor, cov_diag, mask, None, precision, on_failure, backend),
-        maha=1.0,
-        logdet=0.0,
-    )
-    if on_failure == "raise":
-        _validate.check_result(result, cov_factor, cov_diag, mask, diff=diff)
-    return result
+    options = (mask, None, precision, on_failure, backend)
+    return _terms({"diff": diff}, cov_factor, cov_diag, *options, maha=1.0, logdet=0.0)
 
 
 def logdet(
@@ -97,15 +83,8 @@ def logdet(
     backend: str | None = None,
 ) -> Tensor:
     """Log-determinant of Sigma, of its unmasked part with a mask: shape [...]."""
-    _validate.gaussian(cov_factor, cov_diag, mask)
-    result = _terms(
-        *(None, None, cov_factor, cov_diag, mask, None, precision, on_failure, backend),
-        maha=0.0,
-        logdet=1.0,
-    )
-    if on_failure == "raise":
-        _validate.check_result(result, cov_factor, cov_diag, mask)
-    return result
+    options = (mask, None, precision, on_failure, backend)
+    return _terms({}, cov_factor, cov_diag, *options, maha=0.0, logdet=1.0)
 
 
 def entropy(
@@ -118,16 +97,8 @@ def entropy(
     backend: str | None = None,
 ) -> Tensor:
     """Differential entropy in nats: shape [...]."""
-    _validate.gaussian(cov_factor, cov_diag, mask)
-    result = _terms(
-        *(None, None, cov_factor, cov_diag, mask, None, precision, on_failure, backend),
-        maha=0.0,
-        logdet=0.5,
-        per_output=0.5 * (1 + LOG_2PI),
-    )
-    if on_failure == "raise":
-        _validate.check_result(result, cov_factor, cov_diag, mask)
-    return result
+    options = (mask, None, precision, on_failure, backend)
+    return _terms({}, cov_factor, cov_diag, *options, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI))
 
 
 def nll_loss(
@@ -150,17 +121,11 @@ def nll_loss(
     Args:
         reduction: over batch items: "mean", "sum", or "none" for shape [...].
     """
-    _validate.gaussian(cov_factor, raw_diag, mask, mean=mean, target=target)
     _validate.option("reduction", reduction, _validate.REDUCTIONS)
     _validate.non_negative("eps", eps)
-    result = _terms(
-        *(target, mean, cov_factor, raw_diag, mask, float(eps), precision, on_failure, backend),
-        maha=0.5,
-        logdet=0.5,
-        per_output=0.5 * LOG_2PI,
-    )
-    if on_failure == "raise":
-        _validate.check_result(result, cov_factor, raw_diag, mask, float(eps), mean=mean, target=target)
+    vectors = {"target": target, "mean": mean}
+    options = (mask, float(eps), precision, on_failure, backend)
+    result = _terms(vectors, cov_factor, raw_diag, *options, maha=0.5, logdet=0.5, per_output=0.5 * LOG_2PI)
     result = result / (max(raw_diag.shape[-1], 1) if mask is None else mask.sum(-1).clamp(min=1))
     if reduction == "none":
         return result
@@ -252,8 +217,7 @@ def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
 
 
 def _terms(
-    value: Tensor | None,
-    loc: Tensor | None,
+    vectors: dict[str, Tensor],
     cov_factor: Tensor,
     cov_diag: Tensor,
     mask: Tensor | None,
@@ -266,8 +230,13 @@ def _terms(
     logdet: float,
     per_output: float = 0.0,
 ) -> Tensor:
-    """`maha * M + logdet * log det Sigma + per_output * (number of outputs)`: the core of all scalar functions."""
+    """`maha * M + logdet * log det Sigma + per_output * (number of outputs)`: the core of all scalar functions.
+
+    `vectors` holds what is scored, then its mean, each if there is one, under the names that errors should use.
+    """
+    _validate.gaussian(cov_factor, cov_diag, mask, **vectors)
     _validate.options(precision, on_failure)
+    value, loc = (*vectors.values(), None, None)[:2]
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
     if _dispatch.choose(backend, cov_factor.device.type) == "reference":
         result = reference.terms(
@@ -278,6 +247,8 @@ def _terms(
         result = _autograd.log_prob(value, loc, cov_factor, cov_diag, mask, terms)
     if mask is not None and per_output != 0.0:
         result = result + (per_output * mask.sum(-1, dtype=torch.float64)).to(result.dtype)
+    if on_failure == "raise":
+        _validate.check_result(result, cov_factor, cov_diag, mask, eps, **vectors)
     return result
 
 
