@@ -108,7 +108,9 @@ static void gram_rows_small(const Gaussian& g, int64_t begin, int64_t end, void*
 template <class T, class A>
 static void gram_rows_large(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
   constexpr Compute compute = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
-  const int64_t block = gram_block_rows(g.R, compute);
+  // Small ranks come here with many values; their blocks are longer than the stage of read_factor.
+  const int64_t rows_of_rank = gram_block_rows(g.R, compute);
+  const int64_t block = rows_of_rank < kOuterBlockRows ? rows_of_rank : kOuterBlockRows;
   const int64_t ld = out.ld + kValueChunk + kMaxTileRows;
   A* x = static_cast<A*>(scratch);
   double* diag = reinterpret_cast<double*>(x + block * ld);

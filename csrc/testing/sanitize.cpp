@@ -193,9 +193,9 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
 }  // namespace
 
 int main() {
-  const int64_t sizes[][3] = {{1, 1, 1},  {3, 2, 1},    {7, 8, 1},   {9, 5, 3},   {33, 8, 1},
-                              {65, 4, 2}, {130, 16, 1}, {67, 17, 1}, {31, 33, 2}, {140, 40, 1},
-                              {50, 0, 1}, {20, 12, 0},  {40, 9, 19}, {70, 66, 1}};
+  const int64_t sizes[][3] = {{1, 1, 1},    {3, 2, 1},   {7, 8, 1},   {9, 5, 3},    {33, 8, 1},   {65, 4, 2},
+                              {130, 16, 1}, {67, 17, 1}, {31, 33, 2}, {140, 40, 1}, {50, 0, 1},   {20, 12, 0},
+                              {40, 9, 19},  {70, 66, 1}, {600, 8, 1}, {600, 3, 17}, {300, 16, 33}};
   int runs = 0;
   for (const char* const* name = lrd::available_isas(); *name; ++name)
     for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16})

@@ -91,6 +91,18 @@ def test_parameters_get_the_same_gradient_when_the_value_needs_none(batches, R):
         torch.testing.assert_close(a, t, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("layout", testing.LAYOUTS)
+@pytest.mark.parametrize("values", [4, 16, 17, 50])
+@pytest.mark.parametrize("R", [0, 2, 8, 16, 17, 33])
+def test_many_values_against_one_gaussian(R, values, layout):
+    """More than one block of rows and more than one chunk of values."""
+    inputs = testing.make_inputs((), 1100, R, layout=layout, value_batch=(values,))
+    actual = testing.value_and_grads(lambda *a: lrd.log_prob(*a, backend="cpu"), inputs)
+    truth = testing.value_and_grads(reference.log_prob, inputs)
+    for a, t in zip(actual, truth, strict=True):
+        torch.testing.assert_close(a, t, rtol=1e-9, atol=1e-9)
+
+
 def test_permuted_batch_of_factors_is_not_copied():
     P = torch.randn(3, 2, 50, 6).transpose(0, 1)
     value, D = torch.randn(2, 3, 50), torch.rand(2, 3, 50) + 0.5
