@@ -222,11 +222,9 @@ class LogProbBackward(Function):
         event_dims = (0, 1, 1, 2, 1, 1, 2, 1, 0, 1 if args[1] is None else 0)
         led = _lead(info.batch_size, in_dims, args, event_dims, expand=True)
         grads = LogProbBackward.apply(*led)
-        shapes = [
-            t if d is None or t is None else t.movedim(d, 0)[0] for t, d in zip(args[1:5], in_dims[1:5], strict=True)
-        ]
         grads = tuple(
-            None if g is None else g.reshape(info.batch_size, *t.shape) for g, t in zip(grads, shapes, strict=True)
+            None if g is None else g.reshape(info.batch_size, *_inner_shape(t, d))
+            for g, t, d in zip(grads, args[1:5], in_dims[1:5], strict=True)
         )
         return grads, tuple(None if g is None else 0 for g in grads)
 

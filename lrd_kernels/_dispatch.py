@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from lrd_kernels import _load
 
@@ -43,10 +43,9 @@ def choose(asked: str | None, device_type: str) -> str:
     if name == "reference" or (name == "cpu" and device_type == "cpu" and _load.cpu_error is None):
         return name
     _decline(name, device_type)
-    return name
 
 
-def _decline(name: str, device_type: str) -> None:
+def _decline(name: str, device_type: str) -> NoReturn:
     _check_name(name)
     status = backends()[name]
     if not status.available:

@@ -1,7 +1,6 @@
 // Backward pass: gradients of  sum_n cm_n M_n + cl logdet  in one read of P and one write of dP. With v_i = L^-1 p_i,
 // q_i = L^-T v_i, h_i = w_i |v_i|^2 and a_ni = w_i (r_ni - p_i . z_n), row i gets
-//   dP_i = 2 cl w_i q_i - 2 sum_n cm_n a_ni z_n,   dD_i = cl w_i (1 - h_i) - sum_n cm_n a_ni^2,   dloc_ni = -2 cm_n
-//   a_ni.
+//   dP_i = 2 cl w_i q_i - 2 sum_n cm_n a_ni z_n,  dD_i = cl w_i (1 - h_i) - sum_n cm_n a_ni^2,  dloc_ni = -2 cm_n a_ni.
 // Included only by the per-instruction-set sources.
 #pragma once
 

@@ -40,7 +40,7 @@ template <class T, class A>
 static void gram_rows_small(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
   constexpr Compute compute = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
   constexpr int64_t kLanes = Tile<A>::kLanes;
-  const int64_t ld = gram_block_rows(g.R, compute);
+  const int64_t ld = gram_block_rows(g.R, g.N, compute);
   const int64_t columns = g.R + g.N;
   const int64_t padded = (columns + kDotColumns - 1) / kDotColumns * kDotColumns;
   double* diag = static_cast<double*>(scratch);
@@ -108,9 +108,7 @@ static void gram_rows_small(const Gaussian& g, int64_t begin, int64_t end, void*
 template <class T, class A>
 static void gram_rows_large(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
   constexpr Compute compute = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
-  // Small ranks come here with many values; their blocks are longer than the stage of read_factor.
-  const int64_t rows_of_rank = gram_block_rows(g.R, compute);
-  const int64_t block = rows_of_rank < kOuterBlockRows ? rows_of_rank : kOuterBlockRows;
+  const int64_t block = gram_block_rows(g.R, g.N, compute);
   const int64_t ld = out.ld + kValueChunk + kMaxTileRows;
   A* x = static_cast<A*>(scratch);
   double* diag = reinterpret_cast<double*>(x + block * ld);
@@ -147,7 +145,7 @@ static void gram_rows_large(const Gaussian& g, int64_t begin, int64_t end, void*
 
 template <class T, class A>
 static void gram_rows(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
-  if (g.R <= kSmallRank && g.N <= kValueChunk)
+  if (sums_along_rows(g.R, g.N))
     gram_rows_small<T, A>(g, begin, end, scratch, out);
   else
     gram_rows_large<T, A>(g, begin, end, scratch, out);

@@ -64,19 +64,21 @@ struct Kernels {
 };
 
 // Sizes shared by the kernels and their callers; they depend on the problem alone, never on the threads.
-int64_t gram_block_rows(int64_t R, Compute compute);
+int64_t gram_block_rows(int64_t R, int64_t N, Compute compute);
 int64_t bwd_block_rows(int64_t R);
 int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute);
-size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, Compute compute);
+size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, int64_t N, Compute compute);
 size_t bwd_scratch_bytes(int64_t R, Compute compute);
 
 // Values are scored this many at a time beside the packed factor block.
 constexpr int64_t kValueChunk = 16;
-// The widest register tile of any instruction set, rows and bytes of columns: scratch is padded by it.
-constexpr int64_t kMaxTileRows = 12;
-// Up to this rank the forward pass sums along the rows of a block, above it by outer products of its rows.
+// The most rows of a register tile of any instruction set: scratch is padded by it.
+constexpr int64_t kMaxTileRows = 8;
+// Up to this rank, and one chunk of values, the forward pass sums along the rows of a block; otherwise by outer
+// products of its rows.
 constexpr int64_t kSmallRank = 16;
-// The most rows of a block above kSmallRank: so many terms meet in float32 before they are flushed to double.
+constexpr bool sums_along_rows(int64_t R, int64_t N) { return R <= kSmallRank && N <= kValueChunk; }
+// The most rows of a block for outer products: so many terms meet in float32 before they are flushed to double.
 constexpr int64_t kOuterBlockRows = 128;
 
 // Where float32 products are enough by themselves. Below this rank double costs too little to think about it.

@@ -24,7 +24,7 @@ namespace {
 // above.
 constexpr int64_t kSmallBlockBytes = 20 * 1024;
 constexpr int64_t kBlockBytes = 256 * 1024;
-// sum_log multiplies this many mantissas before it takes a logarithm.
+// So many mantissas are multiplied, at the most, before a logarithm is taken of them (Product in rows.h).
 constexpr int64_t kMaxBlockRows = 512;
 
 int64_t element_bytes(Compute compute) { return compute == Compute::f64 ? 8 : 4; }
@@ -95,8 +95,8 @@ const Kernels& kernels() { return *selection().chosen; }
 const char* select_error() { return selection().error; }
 const char* const* available_isas() { return selection().available; }
 
-int64_t gram_block_rows(int64_t R, Compute compute) {
-  if (R <= kSmallRank) return block_rows(kSmallBlockBytes, (R + 1) * element_bytes(compute));
+int64_t gram_block_rows(int64_t R, int64_t N, Compute compute) {
+  if (sums_along_rows(R, N)) return block_rows(kSmallBlockBytes, (R + 1) * element_bytes(compute));
   const int64_t rows = block_rows(kBlockBytes, (R + 1) * element_bytes(compute));
   return rows < kOuterBlockRows ? rows : kOuterBlockRows;
 }
@@ -111,13 +111,13 @@ int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute) {
   return (R + multiple - 1) / multiple * multiple;
 }
 
-size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, Compute compute) {
-  const int64_t rows = gram_block_rows(R, compute);
-  const int64_t vectors = rows * 4 * 8;
-  const int64_t large = rows * (padded_columns(kernels, R, compute) + kValueChunk + kMaxTileRows);
+size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, int64_t N, Compute compute) {
+  const int64_t rows = gram_block_rows(R, N, compute);
   const int64_t columns = R + kValueChunk + 4;
-  const int64_t small = R <= kSmallRank ? columns * rows + columns * columns * 64 / element_bytes(compute) : 0;
-  return size_t((large > small ? large : small) * element_bytes(compute) + vectors);
+  const int64_t elements = sums_along_rows(R, N)
+                               ? columns * rows + columns * columns * 64 / element_bytes(compute)
+                               : rows * (padded_columns(kernels, R, compute) + kValueChunk + kMaxTileRows);
+  return size_t(elements * element_bytes(compute) + rows * 4 * 8);
 }
 
 size_t bwd_scratch_bytes(int64_t R, Compute compute) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels.h"
 #include "types.h"
 
 namespace lrd {
@@ -22,6 +23,8 @@ constexpr int kVectorBytes = 16;
 constexpr int kTileVectors = 2;  // 8 accumulators of 16 registers
 constexpr int kTileRows = 4;
 #endif
+
+static_assert(kTileRows <= kMaxTileRows, "scratch is padded by kMaxTileRows");
 
 // kRows x (kVectors whole vectors) of accumulators.
 template <class A, int kRows = kTileRows, int kVectors = kTileVectors>

@@ -75,7 +75,7 @@ void sum_gram(const Inputs& in, const std::vector<int64_t>& items, Compute compu
   const auto gram_rows = isa.gram_rows[static_cast<int>(in.dtype)][static_cast<int>(compute)];
   const int64_t R = in.R, N = in.N;
   sum_chunks(
-      in, items, gram_scratch_bytes(isa, R, compute), R + N, padded_columns(isa, R, compute),
+      in, items, gram_scratch_bytes(isa, R, N, compute), R + N, padded_columns(isa, R, compute),
       [&](void* scratch, int64_t b, int64_t begin, int64_t end, const GramSums& sums) {
         gram_rows(in.item(b), begin, end, scratch, sums);
       },

@@ -53,7 +53,7 @@ py::tuple gram(const std::string& isa, const std::string& dtype, bool float32, c
   std::vector<double> quad(g.N, 0.0);
   double log_diag = 0.0;
   // Exactly as many bytes as the core asks for, so that a sanitizer or valgrind sees the first one too many.
-  std::vector<char> scratch(lrd::gram_scratch_bytes(kernels, g.R, compute) + 64);
+  std::vector<char> scratch(lrd::gram_scratch_bytes(kernels, g.R, g.N, compute) + 64);
   char* aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64);
   const auto kernel = kernels.gram_rows[static_cast<int>(type)][static_cast<int>(compute)];
   for (int64_t begin = 0; begin < g.S; begin += rows_per_call)

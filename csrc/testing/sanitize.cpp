@@ -100,7 +100,7 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
   double log_diag = 0;
   const int d = static_cast<int>(dtype), c = static_cast<int>(compute);
   const auto scratch = [](size_t bytes) { return std::unique_ptr<char[]>(new char[bytes]); };
-  const auto forward = scratch(lrd::gram_scratch_bytes(isa, R, compute));
+  const auto forward = scratch(lrd::gram_scratch_bytes(isa, R, N, compute));
   isa.gram_rows[d][c](g, 0, S, forward.get(), {sums.get(), ld, quad.get(), &log_diag});
 
   const double tolerance = compute == Compute::f64 ? 1e-11 : 1e-4;
