@@ -50,14 +50,6 @@ def _inputs(
     )
 
 
-def _factorise(
-    batch: Batch, *args: Any, terms: Sequence[float] = (0, 0, 0)
-) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
-    """The arguments of the S-sized ops, and the results of both forward ops: those of `capacitance_fwd`."""
-    inputs = _inputs(batch, *args)
-    return inputs, _ops.capacitance_fwd(*_ops.gram_fwd(*inputs), *terms)
-
-
 def _apply(function: type[Function], *args: Any) -> Any:
     """`function.apply` without its inspection of the signature, which in plain eager calls costs more than a kernel."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
@@ -81,9 +73,8 @@ class LogProb(Function):
         terms: Terms,
     ) -> tuple[Tensor, ...]:
         batch = Batch(cov_factor, cov_diag, mask, (value, loc))
-        _, (_, chol_inv, z, result, growth, value_info) = _factorise(
-            *(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision), terms=terms[:3]
-        )
+        inputs = _inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision)
+        result, chol_inv, z, growth, value_info = _ops.log_prob_fwd(*inputs, terms.maha, terms.logdet, terms.constant)
         if batch.N == 0:  # values were given, but none: the op's one result without a value is not asked for
             result = result[:, :0]
         if value is None:  # nothing per value: the two are placeholders
@@ -91,7 +82,7 @@ class LogProb(Function):
         else:
             z, value_info = batch.from_values(z), batch.from_values(value_info)
         return (
-            batch.from_values(result.to(reference.result_dtype(cov_factor.dtype))),
+            batch.from_values(result),
             batch.from_gaussians(chol_inv),
             z,
             batch.from_gaussians(growth),
@@ -238,11 +229,11 @@ class Solve(Function):
     @staticmethod
     def forward(rhs: Tensor, cov_factor: Tensor, cov_diag: Tensor, precision: int) -> tuple[Tensor, Tensor]:
         batch = Batch(cov_factor, cov_diag, None, (rhs,))
-        inputs, (_, chol_inv, z, result, growth, value_info) = _factorise(
-            batch, rhs, None, cov_factor, cov_diag, None, None, precision
-        )
+        inputs = _inputs(batch, rhs, None, cov_factor, cov_diag, None, None, precision)
+        result, *saved = _ops.log_prob_fwd(*inputs, 1.0, 0.0, 0.0)
+        *_, z, _, value_info = saved
         one = torch.ones_like(result)
-        _, _, x = _ops.log_prob_bwd(*inputs, chol_inv, z, growth, value_info, one, -0.5, 0.0, False, False, True, False)
+        _, _, x = _ops.log_prob_bwd(*inputs, *saved, one, -0.5, 0.0, False, False, True, False)
         x = x.masked_fill((value_info != 0)[..., None], torch.nan)
         return batch.from_values(x), batch.from_values(z).to(x.dtype)
 
@@ -288,7 +279,8 @@ class CapacitanceCholesky(Function):
     @staticmethod
     def forward(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, precision: int) -> tuple[Tensor, Tensor]:
         batch = Batch(cov_factor, cov_diag, mask, ())
-        _, (chol, _, _, _, growth, _) = _factorise(batch, None, None, cov_factor, cov_diag, mask, None, precision)
+        inputs = _inputs(batch, None, None, cov_factor, cov_diag, mask, None, precision)
+        chol, *_, growth = _ops.capacitance_fwd(*_ops.gram_fwd(*inputs))
         failed = growth.isinf()
         chol = chol.masked_fill(failed[:, None, None], torch.nan)
         dtype = reference.result_dtype(cov_factor.dtype)
@@ -323,14 +315,11 @@ class PrecisionDiag(Function):
     @staticmethod
     def forward(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
         batch = Batch(cov_factor, cov_diag, None, ())
-        inputs, (_, chol_inv, z, result, growth, value_info) = _factorise(
-            batch, None, None, cov_factor, cov_diag, None, None, 0
-        )
+        inputs = _inputs(batch, None, None, cov_factor, cov_diag, None, None, 0)
+        result, *saved = _ops.log_prob_fwd(*inputs, 0.0, 1.0, 0.0)
         one = torch.ones_like(result)
-        _, diag, _ = _ops.log_prob_bwd(
-            *inputs, chol_inv, z, growth, value_info, one, 0.0, 1.0, False, True, False, False
-        )
-        return batch.from_gaussians(diag.masked_fill(growth.isinf()[:, None], torch.nan))
+        _, diag, _ = _ops.log_prob_bwd(*inputs, *saved, one, 0.0, 1.0, False, True, False, False)
+        return batch.from_gaussians(diag.masked_fill(result.isnan(), torch.nan))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lrd_kernels import _load, _schemas
 
-__all__ = ["capacitance_fwd", "gram_fwd", "is_rank_major", "log_prob_bwd"]
+__all__ = ["capacitance_fwd", "gram_fwd", "is_rank_major", "log_prob_bwd", "log_prob_fwd"]
 
 _library = torch.library.Library(_schemas.NAMESPACE, "DEF")
 for _name, _schema in _schemas.SCHEMAS.items():
@@ -15,6 +15,7 @@ for _name, _schema in _schemas.SCHEMAS.items():
 
 gram_fwd = torch.ops.lrd.gram_fwd.default
 capacitance_fwd = torch.ops.lrd.capacitance_fwd.default
+log_prob_fwd = torch.ops.lrd.log_prob_fwd.default
 log_prob_bwd = torch.ops.lrd.log_prob_bwd.default
 
 cpu_error = _load.cpu_error
@@ -37,30 +38,38 @@ def _gram_fwd_fake(
 ) -> tuple[Tensor, ...]:
     B, R = cov_diag.shape[0], cov_factor.shape[2]
     N = 0 if value is None else value.shape[1]
-    shapes = ((B, R, R), (B, N, R), (B, N), (B,), (B, N, R))
+    shapes = ((B, R, R), (B, N, R), (B, N), (B,))
     return tuple(cov_factor.new_empty(shape, dtype=torch.float64) for shape in shapes)
 
 
 @torch.library.register_fake("lrd::capacitance_fwd", lib=_library)
-def _capacitance_fwd_fake(
-    gram: Tensor,
-    u: Tensor,
-    quad: Tensor,
-    log_diag: Tensor,
-    shift: Tensor,
+def _capacitance_fwd_fake(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> tuple[Tensor, ...]:
+    return tuple(t.new_empty(t.shape) for t in (gram, gram, u, quad, log_diag, log_diag))
+
+
+@torch.library.register_fake("lrd::log_prob_fwd", lib=_library)
+def _log_prob_fwd_fake(
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    value: Tensor | None,
+    loc: Tensor | None,
+    mask: Tensor | None,
+    eps: float | None,
+    precision: int,
     maha: float,
     logdet: float,
     constant: float,
 ) -> tuple[Tensor, ...]:
-    B, N, _ = u.shape
-    result = quad.new_empty((B, max(N, 1)))
+    B, R = cov_diag.shape[0], cov_factor.shape[2]
+    N = 0 if value is None else value.shape[1]
+    new = cov_factor.new_empty
+    wide = torch.float64
     return (
-        gram.new_empty(gram.shape),
-        gram.new_empty(gram.shape),
-        u.new_empty(u.shape),
-        result,
-        log_diag.new_empty(log_diag.shape),
-        quad.new_empty(quad.shape, dtype=torch.int32),
+        new((B, max(N, 1)), dtype=wide if cov_factor.dtype == wide else torch.float32),
+        new((B, R, R), dtype=wide),
+        new((B, N, R), dtype=wide),
+        new(B, dtype=wide),
+        new((B, N), dtype=torch.int32),
     )
 
 

@@ -13,18 +13,22 @@ _INPUTS = "Tensor cov_factor, Tensor cov_diag, Tensor? value, Tensor? loc, Tenso
 
 SCHEMAS = {
     # cov_factor [F, S, R], cov_diag [B, S], value and loc [B, N, S], mask [B, S]
-    # -> G [B, R, R], u [B, N, R], quad [B, N], sum log D [B], shift [B, N, R]; all float64
-    #    u = P^T w r and quad = r^T w r with a shift s of 0. Where they would cancel, s is near C^-1 P^T w r, and
-    #    u = P^T w (r - P s) - s, quad = (r - P s)^T w (r - P s) + |s|^2: then M = quad - u^T C^-1 u, z = s + C^-1 u.
-    "gram_fwd": f"({_INPUTS}) -> (Tensor gram, Tensor u, Tensor quad, Tensor log_diag, Tensor shift)",
-    # -> L [B, R, R], L^-1 [B, R, R], z [B, N, R], result [B, max(N, 1)], growth [B] in float64, and
-    #    value_info [B, N] in int32. The result is maha * M_n + logdet * log det Sigma + constant, without M where there
-    #    are no values. Growth tells how much more than for orthogonal columns an error of the Gram sums comes out in
-    #    L^-1: 1 at best, infinity where a number of the covariance was not finite. value_info is 1 where one of the
-    #    value was not. Such results are NaN.
+    # -> G = P^T w P [B, R, R], u = P^T w r [B, N, R], quad = r^T w r [B, N], sum log D [B]; all float64
+    "gram_fwd": f"({_INPUTS}) -> (Tensor gram, Tensor u, Tensor quad, Tensor log_diag)",
+    # -> L [B, R, R], L^-1 [B, R, R], z = C^-1 u [B, N, R], M [B, N], log det Sigma [B], growth [B]; all float64.
+    #    Growth tells how much more than for orthogonal columns an error of the Gram sums comes out in L^-1: 1 at best,
+    #    infinity where a number of the covariance was not finite.
     "capacitance_fwd": (
-        "(Tensor gram, Tensor u, Tensor quad, Tensor log_diag, Tensor shift, float maha, float logdet, float constant)"
-        " -> (Tensor chol, Tensor chol_inv, Tensor z, Tensor result, Tensor growth, Tensor value_info)"
+        "(Tensor gram, Tensor u, Tensor quad, Tensor log_diag)"
+        " -> (Tensor chol, Tensor chol_inv, Tensor z, Tensor maha, Tensor logdet, Tensor growth)"
+    ),
+    # Both in one, for the number that is wanted and what its gradient needs, with the safeguards of precision "auto":
+    # -> maha * M_n + logdet * log det Sigma + constant [B, max(N, 1)], without M where there are no values, in float64
+    #    for float64 inputs and float32 for others; L^-1, z and growth as above, and value_info [B, N] in int32, 1 where
+    #    a number of the value or the covariance was not finite. Such results are NaN, and their z is 0.
+    "log_prob_fwd": (
+        f"({_INPUTS}, float maha, float logdet, float constant)"
+        " -> (Tensor result, Tensor chol_inv, Tensor z, Tensor growth, Tensor value_info)"
     ),
     # Gradients of sum_n grad_n (maha * M_n + logdet * log det Sigma), grad [B, max(N, 1)]: for cov_factor [F, S, R] in
     # the factor's layout, cov_diag [B, S] (raw when eps is given) and loc [B, N, S], or with sum_loc their sum over the

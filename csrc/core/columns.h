@@ -33,10 +33,13 @@ static void read_columns(const Gaussian& g, int64_t begin, int64_t n, A* out, in
   typedef A Stored __attribute__((vector_size(8 * sizeof(A)), aligned(sizeof(A)), may_alias));
   const T* factor = static_cast<const T*>(g.factor) + begin * g.factor_stride_s;
   const int64_t row = g.factor_stride_s, column = g.factor_stride_r;
+  constexpr int64_t kLine = 64 / sizeof(T);
   if (column == 1 && row >= g.R && g.R >= 4) {  // row-major
     // How far from `factor` may be read: a short last tile of columns reads on into the next row, if there is one.
     const int64_t readable = (g.S - 1 - begin) * row + g.R;
     for (int64_t i0 = 0; i0 < n; i0 += 8) {
+      for (int64_t i = i0 + ld; i < i0 + ld + 8; ++i)  // as in read_column
+        for (int64_t j = 0; j < g.R; j += kLine) __builtin_prefetch(factor + i * row + j);
       for (int64_t j0 = 0; j0 < g.R; j0 += 8) {
         const int64_t columns = g.R - j0 < 8 ? g.R - j0 : 8;
         const int64_t rows = n - i0 < 8 ? n - i0 : 8;

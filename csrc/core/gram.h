@@ -8,28 +8,42 @@
 
 #include "columns.h"
 #include "kernels.h"
+#include "prefetch.h"
 #include "rows.h"
 #include "simd.h"
 
 namespace lrd {
 namespace LRD_ISA_NAMESPACE {
 
+// sums[m, c] += sum over n rows of a[i, m] * b[i, c] for m < rows and a tile of columns c; both are [n, ld].
+template <class A, int kRows, int kVectors>
+static inline void add_tile(const A* a, const A* b, int64_t ld, int64_t n, int64_t rows, double* sums,
+                            int64_t ld_sums) {
+  Tile<A, kRows, kVectors> tile;
+  tile.product(a, 1, ld, b, ld, n);
+  for (int64_t m = 0; m < rows; ++m) {
+    A part[tile.kColumns];
+    tile.store(m, part);
+    for (int64_t c = 0; c < tile.kColumns; ++c) sums[m * ld_sums + c] += double(part[c]);
+  }
+}
+
 // sums[j, k] += sum over n rows of x[i, j] * x[i, k] for j in [first, last), k < R, tiles above the diagonal skipped.
 // x is [n, ld] with ld >= last + kRows and ld >= R rounded up to whole tiles.
-template <class A, int kRows, int kVectors>
-static void add_products(const A* x, int64_t ld, int64_t n, int64_t first, int64_t last, int64_t R, GramSums out) {
-  Tile<A, kRows, kVectors> tile;
+template <class A, int kRows, class Between>
+static void add_products(const A* x, int64_t ld, int64_t n, int64_t first, int64_t last, int64_t R, GramSums out,
+                         const Between& between) {
+  constexpr int64_t kColumns = Tile<A, kRows, kTileVectors>::kColumns, kLanes = Tile<A>::kLanes;
   for (int64_t j0 = first; j0 < last; j0 += kRows) {
     const int64_t rows = last - j0 < kRows ? last - j0 : kRows;
-    const int64_t reach = j0 + kRows < R ? j0 + kRows : R;
-    for (int64_t k0 = 0; k0 < reach; k0 += tile.kColumns) {
-      tile.product(x + j0, 1, ld, x + k0, ld, n);
-      for (int64_t m = 0; m < rows; ++m) {
-        A part[tile.kColumns];
-        tile.store(m, part);
-        double* sums = out.sums + (j0 + m) * out.ld + k0;
-        for (int64_t c = 0; c < tile.kColumns; ++c) sums[c] += double(part[c]);
-      }
+    const int64_t reach = j0 + rows < R ? j0 + rows : R;
+    double* sums = out.sums + j0 * out.ld;
+    for (int64_t k0 = 0; k0 < reach; k0 += kColumns) {
+      if (reach - k0 <= kLanes)  // half a tile does
+        add_tile<A, kRows, 1>(x + j0, x + k0, ld, n, rows, sums + k0, out.ld);
+      else
+        add_tile<A, kRows, kTileVectors>(x + j0, x + k0, ld, n, rows, sums + k0, out.ld);
+      between();
     }
   }
 }
@@ -104,9 +118,10 @@ static void gram_rows_small(const Gaussian& g, int64_t begin, int64_t end, void*
   }
 }
 
-// Scratch: x [rows, padded columns] in A, then diag, weight and diff [rows] in double and scale [rows] in A.
+// Scratch: x [rows, padded columns] in A, then diag, weight, diff and shifts [rows] in double and scale [rows] in A.
 template <class T, class A>
-static void gram_rows_large(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
+static void gram_rows_large(const Gaussian& g, const double* shift, int64_t begin, int64_t end, void* scratch,
+                            GramSums out) {
   constexpr Compute compute = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
   const int64_t block = gram_block_rows(g.R, g.N, compute);
   const int64_t ld = out.ld + kValueChunk + kMaxTileRows;
@@ -114,13 +129,18 @@ static void gram_rows_large(const Gaussian& g, int64_t begin, int64_t end, void*
   double* diag = reinterpret_cast<double*>(x + block * ld);
   RowScratch rows{diag, diag + block};
   double* diff = diag + 2 * block;
-  A* scale = reinterpret_cast<A*>(diag + 3 * block);
+  double* shifts = diag + 3 * block;
+  A* scale = reinterpret_cast<A*>(diag + 4 * block);
+  constexpr int64_t kColumns = Tile<A>::kColumns;
+  int64_t tiles = 0;  // of the triangle
+  for (int64_t j = kTileRows; j < g.R + kTileRows; j += kTileRows)
+    tiles += ((j < g.R ? j : g.R) + kColumns - 1) / kColumns;
 
   for (int64_t i0 = begin; i0 < end; i0 += block) {
     const int64_t n = end - i0 < block ? end - i0 : block;
     *out.log_diag += read_diag<T>(g, i0, n, rows);
     for (int64_t i = 0; i < n; ++i) scale[i] = A(std::sqrt(rows.weight[i]));
-    read_factor<T, A>(g, i0, n, scale, x, ld);
+    read_factor<T, A>(g, i0, n, scale, x, ld, shift, shifts);
 
     // G goes with the first chunk of values; later chunks overwrite the columns behind the factor.
     int64_t value = 0;
@@ -128,27 +148,32 @@ static void gram_rows_large(const Gaussian& g, int64_t begin, int64_t end, void*
       const int64_t count = g.N - value < kValueChunk ? g.N - value : kValueChunk;
       for (int64_t c = 0; c < count; ++c) {
         read_diff<T>(g, value + c, i0, n, diff);
+        for (int64_t i = 0; shift && i < n; ++i) diff[i] -= shifts[i];
         for (int64_t i = 0; i < n; ++i) x[i * ld + g.R + c] = A(diff[i]) * scale[i];
         out.quad[value + c] += weighted_square(diff, rows.weight, n);
       }
       GramSums shifted = out;
       shifted.sums += value * out.ld;
-      if (value == 0) add_products<A, kTileRows, kTileVectors>(x, ld, n, 0, g.R, g.R, out);
+      if (value == 0) {
+        const int64_t next = i0 + n, last = next + block < end ? next + block : end;
+        NextBlock<T> ahead(g, next, last, tiles);
+        add_products<A, kTileRows>(x, ld, n, 0, g.R, g.R, out, [&] { ahead.step(); });
+      }
       if (count < 4)
-        add_products<A, 1, kTileVectors>(x, ld, n, g.R, g.R + count, g.R, shifted);
+        add_products<A, 1>(x, ld, n, g.R, g.R + count, g.R, shifted, [] {});
       else
-        add_products<A, kTileRows, kTileVectors>(x, ld, n, g.R, g.R + count, g.R, shifted);
+        add_products<A, kTileRows>(x, ld, n, g.R, g.R + count, g.R, shifted, [] {});
       value += count;
     } while (value < g.N);
   }
 }
 
 template <class T, class A>
-static void gram_rows(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
+static void gram_rows(const Gaussian& g, const double* shift, int64_t begin, int64_t end, void* scratch, GramSums out) {
   if (sums_along_rows(g.R, g.N))
     gram_rows_small<T, A>(g, begin, end, scratch, out);
   else
-    gram_rows_large<T, A>(g, begin, end, scratch, out);
+    gram_rows_large<T, A>(g, shift, begin, end, scratch, out);
 }
 
 }  // namespace LRD_ISA_NAMESPACE

@@ -45,8 +45,10 @@ struct Kernels {
   const char* isa;
   int64_t column_multiple[kComputes];  // packed columns are padded to a multiple of this
 
-  // Adds rows [begin, end) of one Gaussian to `sums`.
-  void (*gram_rows[kDTypes][kComputes])(const Gaussian&, int64_t begin, int64_t end, void* scratch, GramSums sums);
+  // Adds rows [begin, end) of one Gaussian to `sums`. A shift [R], or null, makes the difference r - P shift; it is for
+  // one value and ranks above kSmallRank.
+  void (*gram_rows[kDTypes][kComputes])(const Gaussian&, const double* shift, int64_t begin, int64_t end, void* scratch,
+                                        GramSums sums);
 
   // Adds rows [begin, end) of the residuals r_n - P shift_n, shift [N, R], to `sums`: row n of it (of ld columns) is
   // P^T w (r_n - P shift_n), and quad the weighted squares. All in double; log_diag is left alone.
@@ -58,9 +60,10 @@ struct Kernels {
   void (*log_prob_bwd_rows[kDTypes][kComputes])(const Gaussian*, const GramGrads*, int64_t count, int64_t begin,
                                                 int64_t end, void* scratch);
 
-  // C = I + gram -> L (lower, upper part zeroed), L^-1. Returns the growth: by how much more than for orthogonal
-  // columns an error of the Gram sums comes out in L^-1 (1 at best, scale-free), infinity when C is not finite.
-  double (*cholesky)(const double* gram, double* chol, double* chol_inv, int64_t R);
+  // C = I + gram -> L, L^-1 (upper parts zeroed); gram and chol_inv may be the same memory. Returns the growth: by how
+  // much more than for orthogonal columns an error of the Gram sums comes out in L^-1 (1 at best, scale-free), infinity
+  // when C is not finite.
+  double (*cholesky)(const double* gram, double* chol, double* chol_inv, double* scratch, int64_t R);
 };
 
 // Sizes shared by the kernels and their callers; they depend on the problem alone, never on the threads.
@@ -69,11 +72,14 @@ int64_t bwd_block_rows(int64_t R);
 int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute);
 size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, int64_t N, Compute compute);
 size_t bwd_scratch_bytes(int64_t R, Compute compute);
+size_t cholesky_scratch_bytes(int64_t R);
 
 // Values are scored this many at a time beside the packed factor block.
 constexpr int64_t kValueChunk = 16;
 // The most rows of a register tile of any instruction set: scratch is padded by it.
 constexpr int64_t kMaxTileRows = 8;
+// The most columns of a tile of doubles.
+constexpr int64_t kMaxTileColumns = 16;
 // Up to this rank, and one chunk of values, the forward pass sums along the rows of a block; otherwise by outer
 // products of its rows.
 constexpr int64_t kSmallRank = 16;

@@ -13,20 +13,6 @@
 namespace lrd {
 namespace LRD_ISA_NAMESPACE {
 
-// p . s of one contiguous row, in sixteen independent sums.
-template <class T>
-static inline double row_dot(const T* p, const double* s, int64_t R) {
-  constexpr int kWays = 16;
-  double sums[kWays] = {};
-  int64_t j = 0;
-  for (; j + kWays <= R; j += kWays)
-    for (int way = 0; way < kWays; ++way) sums[way] += double(load(p[j + way])) * s[j + way];
-  for (int way = 0; j < R; ++j, ++way) sums[way] += double(load(p[j])) * s[j];
-  double total = 0.0;
-  for (int way = 0; way < kWays; ++way) total += sums[way];
-  return total;
-}
-
 // Row-major memory: each row is read once, as it lies, and is still in the first-level cache for its second use.
 template <class T>
 static void residual_of_rows(const Gaussian& g, const double* shift, int64_t begin, int64_t end, void* scratch,

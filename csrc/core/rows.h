@@ -182,14 +182,31 @@ static void read_diff(const Gaussian& g, int64_t n, int64_t begin, int64_t count
     for (int64_t i = 0; i < count; ++i) diff[i] = present(g, begin + i) ? diff[i] : 0.0;
 }
 
+// p . s of one contiguous row, in sixteen independent sums.
+template <class T>
+static inline double row_dot(const T* p, const double* s, int64_t R) {
+  constexpr int kWays = 16;
+  double sums[kWays] = {};
+  int64_t j = 0;
+  for (; j + kWays <= R; j += kWays)
+    for (int way = 0; way < kWays; ++way) sums[way] += double(load(p[j + way])) * s[j + way];
+  for (int way = 0; j < R; ++j, ++way) sums[way] += double(load(p[j])) * s[j];
+  double total = 0.0;
+  for (int way = 0; way < kWays; ++way) total += sums[way];
+  return total;
+}
+
 // Rows [begin, begin + n) of P into out [n, ld], each times scale[i], zeros where masked. ld >= R + 8, and
-// n <= kOuterBlockRows, a multiple of 8; rows of `out` and `scale` up to the next multiple of 8 exist.
+// n <= kOuterBlockRows, a multiple of 8; rows of `out` and `scale` up to the next multiple of 8 exist. With a shift
+// [R], not null, shifts[i] = p_i . shift of every row that is there, in double.
 template <class T, class A>
-static void read_factor(const Gaussian& g, int64_t begin, int64_t n, const A* scale, A* out, int64_t ld) {
+static void read_factor(const Gaussian& g, int64_t begin, int64_t n, const A* scale, A* out, int64_t ld,
+                        const double* shift, double* shifts) {
   const T* factor = static_cast<const T*>(g.factor) + begin * g.factor_stride_s;
   if (g.factor_stride_s == 1 && g.factor_stride_r != 1) {  // rank-major: columns are contiguous
     typedef Wide<T> E;
     typedef A Stored __attribute__((vector_size(8 * sizeof(A)), aligned(sizeof(A)), may_alias));
+    for (int64_t i = 0; shift && i < n; ++i) shifts[i] = 0.0;
     // Eight columns at a time through a small stage: read across, columns a power of two apart would evict one another.
     E stage[8][kOuterBlockRows];
     for (int64_t j0 = 0; j0 < g.R; j0 += 8) {
@@ -199,6 +216,12 @@ static void read_factor(const Gaussian& g, int64_t begin, int64_t n, const A* sc
           for (int64_t i = 0; i < n; ++i) stage[j][i] = E(load(column[i]));
         else
           for (int64_t i = 0; i < n; ++i) stage[j][i] = E(0);
+      }
+      if (shift) {
+        double s[8];
+        for (int64_t j = 0; j < 8; ++j) s[j] = j0 + j < g.R ? shift[j0 + j] : 0.0;
+        for (int64_t i = 0; i < n; ++i)
+          for (int j = 0; j < 8; ++j) shifts[i] += double(stage[j][i]) * s[j];
       }
       for (int64_t i0 = 0; i0 < n; i0 += 8) {
         typename Octet<E>::Vector tile[8];
@@ -213,16 +236,26 @@ static void read_factor(const Gaussian& g, int64_t begin, int64_t n, const A* sc
     for (int64_t i = 0; i < n; ++i) {
       const T* row = factor + i * g.factor_stride_s;
       for (int64_t j = 0; j < g.R; ++j) out[i * ld + j] = A(load(row[j])) * scale[i];
+      if (shift) shifts[i] = row_dot(row, shift, g.R);
     }
   } else {
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t j = 0; j < g.R; ++j)
-        out[i * ld + j] = A(load(factor[i * g.factor_stride_s + j * g.factor_stride_r])) * scale[i];
+    for (int64_t i = 0; i < n; ++i) {
+      const T* row = factor + i * g.factor_stride_s;
+      double sum = 0.0;
+      for (int64_t j = 0; j < g.R; ++j) {
+        const T entry = row[j * g.factor_stride_r];
+        out[i * ld + j] = A(load(entry)) * scale[i];
+        if (shift) sum += double(load(entry)) * shift[j];
+      }
+      if (shift) shifts[i] = sum;
+    }
   }
-  if (g.mask.data)
+  if (g.mask.data)  // what is masked may hold anything
     for (int64_t i = 0; i < n; ++i)
-      if (!present(g, begin + i))
+      if (!present(g, begin + i)) {
         for (int64_t j = 0; j < g.R; ++j) out[i * ld + j] = A(0);
+        if (shift) shifts[i] = 0.0;
+      }
 }
 
 }  // namespace LRD_ISA_NAMESPACE

@@ -117,7 +117,7 @@ size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, int64_t N, Compute 
   const int64_t elements = sums_along_rows(R, N)
                                ? columns * rows + columns * columns * 64 / element_bytes(compute)
                                : rows * (padded_columns(kernels, R, compute) + kValueChunk + kMaxTileRows);
-  return size_t(elements * element_bytes(compute) + rows * 4 * 8);
+  return size_t(elements * element_bytes(compute) + rows * 5 * 8);
 }
 
 size_t bwd_scratch_bytes(int64_t R, Compute compute) {
@@ -125,5 +125,8 @@ size_t bwd_scratch_bytes(int64_t R, Compute compute) {
   const int64_t values = (kValueChunk + 4) * (R + 4);
   return size_t(((3 * R + kValueChunk + 1) * rows + values) * element_bytes(compute) + 6 * rows * 8 + R * 8);
 }
+
+// A panel as wide as the widest tile, and a diagonal.
+size_t cholesky_scratch_bytes(int64_t R) { return size_t((kMaxTileColumns + 1) * R * 8); }
 
 }  // namespace lrd

@@ -26,6 +26,8 @@ constexpr int kTileRows = 4;
 
 static_assert(kTileRows <= kMaxTileRows, "scratch is padded by kMaxTileRows");
 
+static_assert(kTileVectors * kVectorBytes / 8 <= kMaxTileColumns, "scratch is as wide as kMaxTileColumns");
+
 // kRows x (kVectors whole vectors) of accumulators.
 template <class A, int kRows = kTileRows, int kVectors = kTileVectors>
 struct Tile {

@@ -57,7 +57,7 @@ py::tuple gram(const std::string& isa, const std::string& dtype, bool float32, c
   char* aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64);
   const auto kernel = kernels.gram_rows[static_cast<int>(type)][static_cast<int>(compute)];
   for (int64_t begin = 0; begin < g.S; begin += rows_per_call)
-    kernel(g, begin, std::min(g.S, begin + rows_per_call), aligned, {sums.data(), ld, quad.data(), &log_diag});
+    kernel(g, nullptr, begin, std::min(g.S, begin + rows_per_call), aligned, {sums.data(), ld, quad.data(), &log_diag});
 
   py::array_t<double> gram_out({g.R, g.R});
   py::array_t<double> u_out({g.N, g.R});
@@ -72,7 +72,9 @@ py::tuple cholesky(const std::string& isa, const Doubles& gram) {
   const int64_t R = gram.shape(0);
   py::array_t<double> chol({R, R});
   py::array_t<double> chol_inv({R, R});
-  const double growth = named(isa).cholesky(gram.data(), chol.mutable_data(), chol_inv.mutable_data(), R);
+  std::vector<char> scratch(lrd::cholesky_scratch_bytes(R));
+  const double growth = named(isa).cholesky(gram.data(), chol.mutable_data(), chol_inv.mutable_data(),
+                                            reinterpret_cast<double*>(scratch.data()), R);
   return py::make_tuple(chol, chol_inv, growth);
 }
 

@@ -50,7 +50,7 @@ def test_the_log_of_the_diagonal_over_the_whole_range(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("R", [0, 1, 2, 9, 64, 150])
+@pytest.mark.parametrize("R", [0, 1, 2, 9, 15, 16, 17, 33, 64, 150, 301])
 def test_cholesky(isa, R):
     rng = np.random.default_rng(R)
     x = rng.standard_normal((R + 5, R))

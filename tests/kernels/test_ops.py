@@ -29,13 +29,14 @@ SAMPLES = [
 
 
 def backward_arguments(inputs, needs=(True, True, True, False)):
-    _, chol_inv, z, result, growth, value_info = _ops.capacitance_fwd(*_ops.gram_fwd(*inputs), -0.5, -0.5, 0.0)
-    return (*inputs, chol_inv, z, growth, value_info, torch.rand_like(result), -0.5, -0.5, *needs)
+    result, *saved = _ops.log_prob_fwd(*inputs, -0.5, -0.5, 0.0)
+    return (*inputs, *saved, torch.rand_like(result), -0.5, -0.5, *needs)
 
 
 OP_SAMPLES = {
     "gram_fwd": SAMPLES,
-    "capacitance_fwd": [(*_ops.gram_fwd(*s), 1.0, 0.5, -3.0) for s in SAMPLES] if _ops.cpu_error is None else [],
+    "capacitance_fwd": [_ops.gram_fwd(*s) for s in SAMPLES] if _ops.cpu_error is None else [],
+    "log_prob_fwd": [(*s, 1.0, 0.5, -3.0) for s in SAMPLES],
     "log_prob_bwd": (
         [backward_arguments(s) for s in SAMPLES]
         + [
@@ -70,27 +71,32 @@ def test_values(sample):
     keep = torch.ones_like(D, dtype=torch.bool) if mask is None else mask
     w = keep / D
     r = torch.zeros(D.shape[0], 0, D.shape[1]).double() if value is None else value.double() - loc.double()
-    gram, u, quad, log_diag, shift = _ops.gram_fwd(*sample)
-    assert not shift.any()
+    gram, u, quad, log_diag = _ops.gram_fwd(*sample)
     close = {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(gram, P.mT @ (P * w[..., None]), **close)
     torch.testing.assert_close(u, (r * w[:, None]) @ P, **close)
     torch.testing.assert_close(quad, (r.square() * w[:, None]).sum(-1), **close)
     torch.testing.assert_close(log_diag, (D.log() * keep).sum(-1), **close)
 
-    sums = (gram, u, quad, log_diag, shift)
-    chol, chol_inv, z, result, growth, value_info = _ops.capacitance_fwd(*sums, 2.0, 3.0, 5.0)
+    chol, chol_inv, z, maha, logdet, growth = _ops.capacitance_fwd(gram, u, quad, log_diag)
     C = torch.eye(P.shape[-1]).double() + gram
     torch.testing.assert_close(chol @ chol.mT, C, **close)
     torch.testing.assert_close(chol_inv @ chol, torch.eye(P.shape[-1]).double().expand_as(C), **close)
     assert not chol.triu(1).any()
     assert not chol_inv.triu(1).any()
     torch.testing.assert_close(z, torch.linalg.solve(C, u.mT).mT, **close)
-    logdet = (torch.linalg.slogdet(C)[1] + log_diag)[:, None]
-    maha = (quad - (u * z).sum(-1)) if value is not None else 0
-    torch.testing.assert_close(result, 2 * maha + 3 * logdet + 5, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(maha, quad - (u * z).sum(-1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(logdet, torch.linalg.slogdet(C)[1] + log_diag, rtol=1e-10, atol=1e-10)
     assert (growth >= 1).all()
     assert growth.isfinite().all()
+
+    # both in one
+    result, *saved, value_info = _ops.log_prob_fwd(*sample, 2.0, 3.0, 5.0)
+    assert result.dtype == (torch.float64 if sample[0].dtype == torch.float64 else torch.float32)
+    wanted = (0 if value is None else 2 * maha) + 3 * logdet[:, None] + 5
+    torch.testing.assert_close(result.double(), wanted, rtol=1e-10 if result.dtype == torch.float64 else 1e-6, atol=0)
+    for actual, separate in zip(saved, (chol_inv, z, growth), strict=True):
+        torch.testing.assert_close(actual, separate, **close)
     assert not value_info.any()
 
 

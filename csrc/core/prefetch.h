@@ -1,0 +1,38 @@
+// Included only by the per-instruction-set sources.
+#pragma once
+
+#include <cstdint>
+
+#include "types.h"
+
+namespace lrd {
+namespace LRD_ISA_NAMESPACE {
+
+// Asks for rows [begin, end) of P, a share at each step, while the rows before them are being worked on. A block is
+// read in one go, so that without this memory would idle between two of them.
+template <class T>
+class NextBlock {
+ public:
+  NextBlock(const Gaussian& g, int64_t begin, int64_t end, int64_t steps) : steps_(steps) {
+    const bool by_rows = g.factor_stride_r == 1;
+    if (begin >= end || (!by_rows && g.factor_stride_s != 1)) return;
+    next_ = static_cast<const T*>(g.factor) + begin * g.factor_stride_s;
+    stride_ = by_rows ? g.factor_stride_s : g.factor_stride_r;
+    length_ = by_rows ? g.R : end - begin;
+    runs_ = by_rows ? end - begin : g.R;
+  }
+
+  inline __attribute__((always_inline)) void step() {
+    ++step_;
+    for (; done_ * steps_ < step_ * runs_; ++done_, next_ += stride_)
+      for (int64_t i = 0; i < length_; i += kLine) __builtin_prefetch(next_ + i, 0, 2);
+  }
+
+ private:
+  static constexpr int64_t kLine = 64 / sizeof(T);
+  const T* next_ = nullptr;  // the next contiguous run: a row, or what the block has of a column
+  int64_t stride_ = 0, length_ = 0, runs_ = 0, done_ = 0, step_ = 0, steps_;
+};
+
+}  // namespace LRD_ISA_NAMESPACE
+}  // namespace lrd

@@ -1,0 +1,47 @@
+// What the forward ops share: sums over rows (gram.cpp), and what becomes of them in R dimensions (capacitance.cpp).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tensors.h"
+
+namespace lrd {
+
+// Sums over rows of each Gaussian b and value n, in double.
+struct Sums {
+  double* gram;      // [B, R, R]; the lower triangle is written
+  double* u;         // [B, N, R]
+  double* quad;      // [B, N]
+  double* log_diag;  // [B]
+};
+
+// Rows [k * step, k * step + rows) for all k < count. They depend on the problem alone, never on the threads.
+struct Chunks {
+  int64_t count, step, rows;
+};
+Chunks all_rows(int64_t S);
+
+// Sums the rows of the given items. With a shift [B, R] (one value, a rank above kSmallRank) the differences are
+// r - P shift, and u and quad are put relative to it as described at sum_residuals.
+void sum_gram(const Inputs& in, const std::vector<int64_t>& items, Compute compute, const Chunks& chunks,
+              const double* shift, const Sums& out);
+
+// Puts u and quad of the given items relative to a shift s [B, N, R]: u = P^T w (r - P s) - s and
+// quad = (r - P s)^T w (r - P s) + |s|^2. Then M = quad - u^T C^-1 u and z = s + C^-1 u, as without a shift, and where
+// s is near z nothing cancels.
+void sum_residuals(const Inputs& in, const std::vector<int64_t>& items, const double* shift, const Sums& out);
+
+struct Covariance {
+  double growth;  // infinity where a number was not finite
+  double logdet;  // of Sigma
+  bool good() const;
+};
+
+// C = I + gram -> L and L^-1, which may overwrite gram. `scratch` as for Kernels::cholesky.
+Covariance factorise(const double* gram, double log_diag, double* chol, double* chol_inv, double* scratch, int64_t R);
+
+// z = C^-1 u by way of L y = u; returns |y|^2 = u^T C^-1 u.
+double solve_capacitance(const double* chol, const double* u, double* z, int64_t R);
+
+}  // namespace lrd
