@@ -50,15 +50,36 @@ def _inputs(
     )
 
 
-def _apply(function: type[Function], *args: Any) -> Any:
-    """`function.apply` without its inspection of the signature, which in plain eager calls costs more than a kernel."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return function.apply(*args)
-    return super(Function, function).apply(*args)  # type: ignore[misc]
+class Factorisation:
+    """What the calls of one distribution share, L^-1 and the summary, for as long as its parameters stay the same."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, ...] | None = None
+        self._known: tuple[Tensor, Tensor] | None = None
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Factorisation, ()  # a copy has other memory, and starts afresh
+
+    def recall(self, cov_factor: Tensor, cov_diag: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        if self._known is None or self._key != _state_of(cov_factor, cov_diag):
+            return None, None
+        return self._known
+
+    def remember(self, cov_factor: Tensor, cov_diag: Tensor, chol_inv: Tensor, summary: Tensor) -> None:
+        self._key = _state_of(cov_factor, cov_diag)
+        self._known = None if self._key is None else (chol_inv, summary)
+
+
+def _state_of(*tensors: Tensor) -> tuple[int, ...] | None:
+    """Changes when a tensor does. None where that cannot be told: writes to inference tensors are not counted, and
+    what only acts like a tensor may have no memory."""
+    if any(type(t) not in (Tensor, torch.nn.Parameter) or t.is_inference() for t in tensors):
+        return None
+    return tuple(number for t in tensors for number in (t.data_ptr(), t._version))
 
 
 class LogProb(Function):
-    """(value, loc, cov_factor, cov_diag, mask, terms) -> (result, L^-1, z, growth, value_info).
+    """(value, loc, cov_factor, cov_diag, mask, terms) -> (result, L^-1, summary, z, value_info).
 
     All but the first output are for the backward pass.
     """
@@ -74,20 +95,10 @@ class LogProb(Function):
     ) -> tuple[Tensor, ...]:
         batch = Batch(cov_factor, cov_diag, mask, (value, loc))
         inputs = _inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision)
-        result, chol_inv, z, growth, value_info = _ops.log_prob_fwd(*inputs, terms.maha, terms.logdet, terms.constant)
+        result, *state = _ops.log_prob_fwd(*inputs, None, None, terms.maha, terms.logdet, terms.constant)
         if batch.N == 0:  # values were given, but none: the op's one result without a value is not asked for
             result = result[:, :0]
-        if value is None:  # nothing per value: the two are placeholders
-            z, value_info = z.new_empty(0), value_info.new_empty(0)
-        else:
-            z, value_info = batch.from_values(z), batch.from_values(value_info)
-        return (
-            batch.from_values(result),
-            batch.from_gaussians(chol_inv),
-            z,
-            batch.from_gaussians(growth),
-            value_info,
-        )
+        return batch.from_values(result), *_as_outputs(batch, value, *state)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -117,6 +128,43 @@ class LogProb(Function):
         return _trail(LogProb.apply(*led), info.batch_size)
 
 
+class EagerLogProb(Function):
+    """`LogProb` without its further outputs, for plain eager calls: they stay with the node, which costs far less."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor | None,
+        loc: Tensor | None,
+        cov_factor: Tensor,
+        cov_diag: Tensor,
+        mask: Tensor | None,
+        terms: Terms,
+        factorisation: Factorisation | None,
+    ) -> Tensor:
+        batch = Batch(cov_factor, cov_diag, mask, (value, loc))
+        inputs = _inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision)
+        known = (None, None) if factorisation is None else factorisation.recall(cov_factor, cov_diag)
+        result, *made, z, value_info = _ops.log_prob_fwd(*inputs, *known, terms.maha, terms.logdet, terms.constant)
+        if known[0] is not None:
+            made = known
+        elif factorisation is not None:
+            factorisation.remember(cov_factor, cov_diag, *made)
+        ctx.save_for_backward(value, loc, cov_factor, cov_diag, mask)
+        ctx.batch, ctx.terms, ctx.state = batch, terms, (*made, z, value_info)
+        return batch.from_values(result if batch.N else result[:, :0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        tensors = ctx.saved_tensors
+        batch, terms, state, needs = ctx.batch, ctx.terms, ctx.state, ctx.needs_input_grad[:4]
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            outputs = _as_outputs(batch, tensors[0], *state)
+            return (*LogProbBackward.apply(grad, *tensors, *outputs, terms, needs), None, None, None)
+        arguments: tuple[Any, ...] = (batch, grad, *tensors, *state, terms, needs)
+        return (*_gradients(*arguments), None, None, None)
+
+
 def log_prob(
     value: Tensor | None,
     loc: Tensor | None,
@@ -124,9 +172,25 @@ def log_prob(
     cov_diag: Tensor,
     mask: Tensor | None,
     terms: Terms,
+    factorisation: Factorisation | None = None,
 ) -> Tensor:
-    """The differentiable result of `LogProb`."""
-    return _apply(LogProb, value, loc, cov_factor, cov_diag, mask, terms)[0]
+    """The differentiable result of `LogProb`. A factorisation is used, or filled, in plain eager calls."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return LogProb.apply(value, loc, cov_factor, cov_diag, mask, terms)[0]
+    # `apply` without its inspection of the signature, which costs more than a kernel
+    arguments = (value, loc, cov_factor, cov_diag, mask, terms, factorisation)
+    return super(Function, EagerLogProb).apply(*arguments)
+
+
+def _as_outputs(
+    batch: Batch, value: Tensor | None, chol_inv: Tensor, summary: Tensor, z: Tensor, value_info: Tensor
+) -> tuple[Tensor, ...]:
+    """What the forward op leaves for the backward one, in the caller's batch dimensions."""
+    if value is None:  # nothing per value: the two are placeholders
+        z, value_info = z.new_empty(0), value_info.new_empty(0)
+    else:
+        z, value_info = batch.from_values(z), batch.from_values(value_info)
+    return batch.from_gaussians(chol_inv), batch.from_gaussians(summary), z, value_info
 
 
 def _log_prob_bwd(
@@ -137,25 +201,46 @@ def _log_prob_bwd(
     cov_diag: Tensor,
     mask: Tensor | None,
     chol_inv: Tensor,
+    summary: Tensor,
     z: Tensor,
-    growth: Tensor,
     value_info: Tensor,
     terms: Terms,
     needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Tensor | None, ...]:
-    """Gradients for (value, loc, cov_factor, cov_diag), each None unless needed."""
+    """Gradients for (value, loc, cov_factor, cov_diag), each None unless needed, from the outputs of `LogProb`."""
     batch = Batch(cov_factor, cov_diag, mask, (value, loc))
-    need_value, need_loc, need_factor, need_diag = needs
     if value is None:
         z, value_info = z.new_empty(batch.B, 0, cov_factor.shape[-1]), value_info.new_empty(batch.B, 0)
     else:
         z, value_info = batch.values(z).contiguous(), batch.values(value_info, 0).contiguous()
+    chol_inv, summary = batch.gaussians(chol_inv, 2).contiguous(), batch.gaussians(summary).contiguous()
+    state = (chol_inv, summary, z, value_info)
+    return _gradients(batch, grad, value, loc, cov_factor, cov_diag, mask, *state, terms, needs)
+
+
+def _gradients(
+    batch: Batch,
+    grad: Tensor,
+    value: Tensor | None,
+    loc: Tensor | None,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    mask: Tensor | None,
+    chol_inv: Tensor,
+    summary: Tensor,
+    z: Tensor,
+    value_info: Tensor,
+    terms: Terms,
+    needs: tuple[bool, bool, bool, bool],
+) -> tuple[Tensor | None, ...]:
+    """The same from what the forward op gave."""
+    need_value, need_loc, need_factor, need_diag = needs
     sum_loc = need_loc and not need_value and loc is not None and batch.shares_gaussians(loc)
     grad_factor, grad_diag, grad_loc = _ops.log_prob_bwd(
         *_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision),
-        batch.gaussians(chol_inv, 2).contiguous(),
+        chol_inv,
+        summary,
         z,
-        batch.gaussians(growth, 0).contiguous(),
         value_info,
         batch.values(grad, 0) if batch.N else grad.new_zeros(batch.B, 1),
         terms.maha,
@@ -210,7 +295,7 @@ class LogProbBackward(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         # Every tensor gets the mapped dimension for its own, so that no gradient is summed over it.
-        event_dims = (0, 1, 1, 2, 1, 1, 2, 1, 0, 1 if args[1] is None else 0)
+        event_dims = (0, 1, 1, 2, 1, 1, 2, 1, 1, 1 if args[1] is None else 0)
         led = _lead(info.batch_size, in_dims, args, event_dims, expand=True)
         grads = LogProbBackward.apply(*led)
         grads = tuple(
@@ -230,8 +315,8 @@ class Solve(Function):
     def forward(rhs: Tensor, cov_factor: Tensor, cov_diag: Tensor, precision: int) -> tuple[Tensor, Tensor]:
         batch = Batch(cov_factor, cov_diag, None, (rhs,))
         inputs = _inputs(batch, rhs, None, cov_factor, cov_diag, None, None, precision)
-        result, *saved = _ops.log_prob_fwd(*inputs, 1.0, 0.0, 0.0)
-        *_, z, _, value_info = saved
+        result, *saved = _ops.log_prob_fwd(*inputs, None, None, 1.0, 0.0, 0.0)
+        *_, z, value_info = saved
         one = torch.ones_like(result)
         _, _, x = _ops.log_prob_bwd(*inputs, *saved, one, -0.5, 0.0, False, False, True, False)
         x = x.masked_fill((value_info != 0)[..., None], torch.nan)
@@ -316,7 +401,7 @@ class PrecisionDiag(Function):
     def forward(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
         batch = Batch(cov_factor, cov_diag, None, ())
         inputs = _inputs(batch, None, None, cov_factor, cov_diag, None, None, 0)
-        result, *saved = _ops.log_prob_fwd(*inputs, 0.0, 1.0, 0.0)
+        result, *saved = _ops.log_prob_fwd(*inputs, None, None, 0.0, 1.0, 0.0)
         one = torch.ones_like(result)
         _, diag, _ = _ops.log_prob_bwd(*inputs, *saved, one, 0.0, 1.0, False, True, False, False)
         return batch.from_gaussians(diag.masked_fill(result.isnan(), torch.nan))

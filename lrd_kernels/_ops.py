@@ -56,6 +56,8 @@ def _log_prob_fwd_fake(
     mask: Tensor | None,
     eps: float | None,
     precision: int,
+    chol_inv: Tensor | None,
+    summary: Tensor | None,
     maha: float,
     logdet: float,
     constant: float,
@@ -66,9 +68,9 @@ def _log_prob_fwd_fake(
     wide = torch.float64
     return (
         new((B, max(N, 1)), dtype=wide if cov_factor.dtype == wide else torch.float32),
-        new((B, R, R), dtype=wide),
+        new((B, R, R) if chol_inv is None else 0, dtype=wide),
+        new((B, 2) if summary is None else 0, dtype=wide),
         new((B, N, R), dtype=wide),
-        new(B, dtype=wide),
         new((B, N), dtype=torch.int32),
     )
 
@@ -83,8 +85,8 @@ def _log_prob_bwd_fake(
     eps: float | None,
     precision: int,
     chol_inv: Tensor,
+    summary: Tensor,
     z: Tensor,
-    growth: Tensor,
     value_info: Tensor,
     grad: Tensor,
     maha: float,

@@ -24,18 +24,20 @@ SCHEMAS = {
     ),
     # Both in one, for the number that is wanted and what its gradient needs, with the safeguards of precision "auto":
     # -> maha * M_n + logdet * log det Sigma + constant [B, max(N, 1)], without M where there are no values, in float64
-    #    for float64 inputs and float32 for others; L^-1, z and growth as above, and value_info [B, N] in int32, 1 where
-    #    a number of the value or the covariance was not finite. Such results are NaN, and their z is 0.
+    #    for float64 inputs and float32 for others; L^-1, the summary [B, 2] of growth and log det Sigma, z, and
+    #    value_info [B, N] in int32, 1 where a number of the value or the covariance was not finite. Such results are
+    #    NaN, and their z is 0. An L^-1 and a summary that are known from an earlier call spare their computation, and
+    #    come back with no elements.
     "log_prob_fwd": (
-        f"({_INPUTS}, float maha, float logdet, float constant)"
-        " -> (Tensor result, Tensor chol_inv, Tensor z, Tensor growth, Tensor value_info)"
+        f"({_INPUTS}, Tensor? chol_inv, Tensor? summary, float maha, float logdet, float constant)"
+        " -> (Tensor result, Tensor chol_inv, Tensor summary, Tensor z, Tensor value_info)"
     ),
     # Gradients of sum_n grad_n (maha * M_n + logdet * log det Sigma), grad [B, max(N, 1)]: for cov_factor [F, S, R] in
     # the factor's layout, cov_diag [B, S] (raw when eps is given) and loc [B, N, S], or with sum_loc their sum over the
     # values [B, 1, S]; for value it is the same with the other sign. What is not needed comes back with no elements;
     # what failed in the forward pass gets zeros.
     "log_prob_bwd": (
-        f"({_INPUTS}, Tensor chol_inv, Tensor z, Tensor growth, Tensor value_info, Tensor grad, float maha,"
+        f"({_INPUTS}, Tensor chol_inv, Tensor summary, Tensor z, Tensor value_info, Tensor grad, float maha,"
         " float logdet, bool need_factor, bool need_diag, bool need_loc, bool sum_loc)"
         " -> (Tensor grad_factor, Tensor grad_diag, Tensor grad_loc)"
     ),

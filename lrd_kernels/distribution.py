@@ -11,6 +11,8 @@ from torch.distributions import LowRankMultivariateNormal as TorchLowRankMultiva
 from torch.distributions.utils import lazy_property
 
 from lrd_kernels import _validate, functional
+from lrd_kernels._autograd import Factorisation
+from lrd_kernels.reference import LOG_2PI
 
 __all__ = ["LowRankMultivariateNormal"]
 
@@ -56,6 +58,7 @@ class LowRankMultivariateNormal(TorchLowRankMultivariateNormal):
         new.cov_factor = self.cov_factor.expand(loc_shape + self.cov_factor.shape[-1:])
         new._unbroadcasted_cov_factor = self._unbroadcasted_cov_factor
         new._unbroadcasted_cov_diag = self._unbroadcasted_cov_diag
+        new._factorisation = _factorisation(self)
         if "_capacitance_tril" in vars(self):
             new._capacitance_tril = self._capacitance_tril
         Distribution.__init__(new, batch_shape, self.event_shape, validate_args=False)
@@ -87,21 +90,11 @@ class LowRankMultivariateNormal(TorchLowRankMultivariateNormal):
     def log_prob(self, value: Tensor) -> Tensor:
         if isinstance(value, Tensor) and torch.promote_types(value.dtype, self.loc.dtype) == self.loc.dtype:
             value = value.to(self.loc.dtype)
-        return functional.log_prob(
-            value,
-            self.loc,
-            self._unbroadcasted_cov_factor,
-            self._unbroadcasted_cov_diag,
-            on_failure="raise" if self._validate_args else "nan",
-        )
+        per_output = -0.5 * LOG_2PI
+        return _terms(self, {"value": value, "loc": self.loc}, maha=-0.5, logdet=-0.5, per_output=per_output)
 
     def entropy(self) -> Tensor:
-        entropy = functional.entropy(
-            self._unbroadcasted_cov_factor,
-            self._unbroadcasted_cov_diag,
-            on_failure="raise" if self._validate_args else "nan",
-        )
-        return entropy.expand(self._batch_shape)
+        return _terms(self, {}, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI)).expand(self._batch_shape)
 
     def rsample(self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
         return functional.rsample(
@@ -115,6 +108,29 @@ class LowRankMultivariateNormal(TorchLowRankMultivariateNormal):
     def sample(self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
         with torch.no_grad():
             return self.rsample(sample_shape) if generator is None else self.rsample(sample_shape, generator=generator)
+
+
+def _terms(self: Any, vectors: dict[str, Tensor], **weights: float) -> Tensor:
+    """A scalar of the distribution, whose calls share one factorisation."""
+    return functional.terms(
+        vectors,
+        self._unbroadcasted_cov_factor,
+        self._unbroadcasted_cov_diag,
+        mask=None,
+        eps=None,
+        precision="auto",
+        on_failure="raise" if self._validate_args else "nan",
+        backend=None,
+        factorisation=_factorisation(self),
+        **weights,
+    )
+
+
+def _factorisation(self: Any) -> Factorisation:
+    """Made on demand: an instance of torch's class that was made before `patch_torch` has none."""
+    if "_factorisation" not in vars(self):
+        self._factorisation = Factorisation()
+    return vars(self)["_factorisation"]
 
 
 def _checked_batch_shape(loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> torch.Size:

@@ -55,7 +55,7 @@ def log_prob(
     """Log-density of `value` [..., S] under the Gaussian with mean `loc` [..., S]: shape [...]."""
     vectors = {"value": value, "loc": loc}
     options = (mask, None, precision, on_failure, backend)
-    return _terms(vectors, cov_factor, cov_diag, *options, maha=-0.5, logdet=-0.5, per_output=-0.5 * LOG_2PI)
+    return terms(vectors, cov_factor, cov_diag, *options, maha=-0.5, logdet=-0.5, per_output=-0.5 * LOG_2PI)
 
 
 def mahalanobis(
@@ -70,7 +70,7 @@ def mahalanobis(
 ) -> Tensor:
     """The squared distance `diff^T Sigma^-1 diff` of `diff` [..., S]: shape [...]."""
     options = (mask, None, precision, on_failure, backend)
-    return _terms({"diff": diff}, cov_factor, cov_diag, *options, maha=1.0, logdet=0.0)
+    return terms({"diff": diff}, cov_factor, cov_diag, *options, maha=1.0, logdet=0.0)
 
 
 def logdet(
@@ -84,7 +84,7 @@ def logdet(
 ) -> Tensor:
     """Log-determinant of Sigma, of its unmasked part with a mask: shape [...]."""
     options = (mask, None, precision, on_failure, backend)
-    return _terms({}, cov_factor, cov_diag, *options, maha=0.0, logdet=1.0)
+    return terms({}, cov_factor, cov_diag, *options, maha=0.0, logdet=1.0)
 
 
 def entropy(
@@ -98,7 +98,7 @@ def entropy(
 ) -> Tensor:
     """Differential entropy in nats: shape [...]."""
     options = (mask, None, precision, on_failure, backend)
-    return _terms({}, cov_factor, cov_diag, *options, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI))
+    return terms({}, cov_factor, cov_diag, *options, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI))
 
 
 def nll_loss(
@@ -125,7 +125,7 @@ def nll_loss(
     _validate.non_negative("eps", eps)
     vectors = {"target": target, "mean": mean}
     options = (mask, float(eps), precision, on_failure, backend)
-    result = _terms(vectors, cov_factor, raw_diag, *options, maha=0.5, logdet=0.5, per_output=0.5 * LOG_2PI)
+    result = terms(vectors, cov_factor, raw_diag, *options, maha=0.5, logdet=0.5, per_output=0.5 * LOG_2PI)
     result = result / (max(raw_diag.shape[-1], 1) if mask is None else mask.sum(-1).clamp(min=1))
     if reduction == "none":
         return result
@@ -216,7 +216,7 @@ def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
     return _autograd.PrecisionDiag.apply(cov_factor, cov_diag)
 
 
-def _terms(
+def terms(
     vectors: dict[str, Tensor],
     cov_factor: Tensor,
     cov_diag: Tensor,
@@ -229,10 +229,12 @@ def _terms(
     maha: float,
     logdet: float,
     per_output: float = 0.0,
+    factorisation: _autograd.Factorisation | None = None,
 ) -> Tensor:
     """`maha * M + logdet * log det Sigma + per_output * (number of outputs)`: the core of all scalar functions.
 
-    `vectors` holds what is scored, then its mean, each if there is one, under the names that errors should use.
+    `vectors` holds what is scored, then its mean, each if there is one, under the names that errors should use. A
+    distribution passes its `factorisation`, which outlives the call.
     """
     _validate.gaussian(cov_factor, cov_diag, mask, **vectors)
     _validate.options(precision, on_failure)
@@ -243,8 +245,8 @@ def _terms(
             *(value, loc, cov_factor, cov_diag), mask=mask, eps=eps, maha=maha, logdet=logdet, constant=constant
         )
     else:
-        terms = _autograd.Terms(maha, logdet, constant, eps, PRECISIONS.index(precision))
-        result = _autograd.log_prob(value, loc, cov_factor, cov_diag, mask, terms)
+        weights = _autograd.Terms(maha, logdet, constant, eps, PRECISIONS.index(precision))
+        result = _autograd.log_prob(value, loc, cov_factor, cov_diag, mask, weights, factorisation)
     if mask is not None and per_output != 0.0:
         result = result + (per_output * mask.sum(-1, dtype=torch.float64)).to(result.dtype)
     if on_failure == "raise":

@@ -154,7 +154,7 @@ static void gram_rows_large(const Gaussian& g, const double* shift, int64_t begi
       }
       GramSums shifted = out;
       shifted.sums += value * out.ld;
-      if (value == 0) {
+      if (value == 0 && out.want_gram) {
         const int64_t next = i0 + n, last = next + block < end ? next + block : end;
         NextBlock<T> ahead(g, next, last, tiles);
         add_products<A, kTileRows>(x, ld, n, 0, g.R, g.R, out, [&] { ahead.step(); });

@@ -13,8 +13,9 @@ namespace lrd {
 struct GramSums {
   double* sums;
   int64_t ld;
-  double* quad;      // [N]  r_n^T w r_n
-  double* log_diag;  // [1]  sum log D; NaN once any D is not a positive finite number
+  double* quad;           // [N]  r_n^T w r_n
+  double* log_diag;       // [1]  sum log D; NaN once any D is not a positive finite number
+  bool want_gram = true;  // false: rows j < R may be left as they are
 };
 
 // What the backward pass needs beside the inputs, and where it writes. Null outputs are skipped.

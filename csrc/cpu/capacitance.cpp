@@ -47,12 +47,12 @@ Results capacitance_fwd_cpu(const Tensor& gram, const Tensor& u, const Tensor& q
     STD_TORCH_CHECK(tensor->scalar_type() == ScalarType::Double && tensor->is_contiguous() && tensor->is_cpu(),
                     "lrd: capacitance_fwd wants contiguous float64 tensors on the CPU");
 
-  Tensor chol = empty_double(gram, {B, R, R});
-  Tensor chol_inv = empty_double(gram, {B, R, R});
-  Tensor z = empty_double(gram, {B, N, R});
-  Tensor maha = empty_double(gram, {B, N});
-  Tensor logdet = empty_double(gram, {B});
-  Tensor growth = empty_double(gram, {B});
+  Tensor chol = empty({B, R, R}, ScalarType::Double);
+  Tensor chol_inv = empty({B, R, R}, ScalarType::Double);
+  Tensor z = empty({B, N, R}, ScalarType::Double);
+  Tensor maha = empty({B, N}, ScalarType::Double);
+  Tensor logdet = empty({B}, ScalarType::Double);
+  Tensor growth = empty({B}, ScalarType::Double);
   const double* from_gram = gram.const_data_ptr<double>();
   const double* from_u = u.const_data_ptr<double>();
   const double* from_quad = quad.const_data_ptr<double>();

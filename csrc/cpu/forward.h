@@ -10,7 +10,7 @@ namespace lrd {
 
 // Sums over rows of each Gaussian b and value n, in double.
 struct Sums {
-  double* gram;      // [B, R, R]; the lower triangle is written
+  double* gram;      // [B, R, R], of which the lower triangle is written; null where it is not wanted
   double* u;         // [B, N, R]
   double* quad;      // [B, N]
   double* log_diag;  // [B]

@@ -79,10 +79,13 @@ void sum_gram(const Inputs& in, const std::vector<int64_t>& items, Compute compu
   sum_chunks(
       in, items, chunks, gram_scratch_bytes(isa, R, N, compute), R + N, padded_columns(isa, R, compute),
       [&](void* scratch, int64_t b, int64_t begin, int64_t end, const GramSums& sums) {
-        gram_rows(in.item(b), shift ? shift + b * R : nullptr, begin, end, scratch, sums);
+        GramSums wanted = sums;
+        wanted.want_gram = out.gram != nullptr;
+        gram_rows(in.item(b), shift ? shift + b * R : nullptr, begin, end, scratch, wanted);
       },
       [&](int64_t b, const GramSums& sums, bool first, bool last) {
-        for (int64_t j = 0; j < R; ++j) add(out.gram + (b * R + j) * R, sums.sums + j * sums.ld, j + 1, first);
+        for (int64_t j = 0; j < R && out.gram; ++j)
+          add(out.gram + (b * R + j) * R, sums.sums + j * sums.ld, j + 1, first);
         for (int64_t n = 0; n < N; ++n) add(out.u + (b * N + n) * R, sums.sums + (R + n) * sums.ld, R, first);
         add(out.quad + b * N, sums.quad, N, first);
         add(out.log_diag + b, sums.log_diag, 1, first);
@@ -113,10 +116,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gram_fwd_cpu(const Tensor& cov_factor
                                                         int64_t precision) {
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, precision);
   const int64_t B = in.B, N = in.N, R = in.R;
-  Tensor gram = empty_double(cov_factor, {B, R, R});
-  Tensor u = empty_double(cov_factor, {B, N, R});
-  Tensor quad = empty_double(cov_factor, {B, N});
-  Tensor log_diag = empty_double(cov_factor, {B});
+  Tensor gram = empty({B, R, R}, ScalarType::Double);
+  Tensor u = empty({B, N, R}, ScalarType::Double);
+  Tensor quad = empty({B, N}, ScalarType::Double);
+  Tensor log_diag = empty({B}, ScalarType::Double);
   double* to_gram = gram.mutable_data_ptr<double>();
   const Sums out{to_gram, u.mutable_data_ptr<double>(), quad.mutable_data_ptr<double>(),
                  log_diag.mutable_data_ptr<double>()};

@@ -22,10 +22,11 @@ void pad_inverse(const double* chol_inv, int64_t R, int64_t ld, A* plain, A* tra
 }
 
 // float32 products where they were asked for, or where the forward pass certified that they are enough for every
-// Gaussian of this factor.
-Compute choose_compute(DType dtype, int64_t precision, int64_t R, const double* growth, int64_t count) {
+// Gaussian of this factor; summary [count, 2].
+Compute choose_compute(DType dtype, int64_t precision, int64_t R, const double* summary, int64_t count) {
   bool certified = R >= kFloat32Rank;
-  for (int64_t k = 0; k < count; ++k) certified = certified && (growth[k] <= kFloat32Growth || std::isinf(growth[k]));
+  for (int64_t k = 0; k < count; ++k)
+    certified = certified && (summary[2 * k] <= kFloat32Growth || std::isinf(summary[2 * k]));
   return compute_for(dtype, precision == 2 || (precision == 0 && certified));
 }
 
@@ -44,9 +45,9 @@ std::vector<double> read_grad(const Tensor& grad) {
 }
 
 // An output that was not asked for is an empty tensor.
-Tensor output(const Tensor& like, bool wanted, std::initializer_list<int64_t> shape) {
-  if (!wanted) return torch::stable::new_empty(like, {0});
-  Tensor fresh = torch::stable::new_empty(like, shape);
+Tensor output(ScalarType dtype, bool wanted, std::initializer_list<int64_t> shape, bool swapped = false) {
+  if (!wanted) return empty({0}, dtype);
+  Tensor fresh = empty(shape, dtype, swapped);
   advise_huge_pages(fresh.mutable_data_ptr(), fresh.numel() * fresh.element_size());
   return fresh;
 }
@@ -54,19 +55,18 @@ Tensor output(const Tensor& like, bool wanted, std::initializer_list<int64_t> sh
 std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, const Tensor& cov_diag,
                                                     std::optional<Tensor> value, std::optional<Tensor> loc,
                                                     std::optional<Tensor> mask, std::optional<double> eps,
-                                                    int64_t precision, const Tensor& chol_inv, const Tensor& z,
-                                                    const Tensor& growth, const Tensor& value_info, const Tensor& grad,
+                                                    int64_t precision, const Tensor& chol_inv, const Tensor& summary,
+                                                    const Tensor& z, const Tensor& value_info, const Tensor& grad,
                                                     double maha, double logdet, bool need_factor, bool need_diag,
                                                     bool need_loc, bool sum_loc) {
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, precision);
   const int64_t B = in.B, N = in.N, R = in.R, S = in.S;
-  for (const Tensor* tensor : {&chol_inv, &z, &growth, &value_info})
+  check_factorisation(in, chol_inv, summary);
+  for (const Tensor* tensor : {&z, &value_info})
     STD_TORCH_CHECK(tensor->is_contiguous() && tensor->is_cpu(), "lrd: saved tensors must be contiguous on the CPU");
-  for (const Tensor* tensor : {&chol_inv, &z, &growth})
-    STD_TORCH_CHECK(tensor->scalar_type() == ScalarType::Double, "lrd: saved tensors must be float64");
-  STD_TORCH_CHECK(
-      chol_inv.numel() == B * R * R && z.numel() == B * N * R && growth.numel() == B && value_info.numel() == B * N,
-      "lrd: sizes of the saved tensors do not fit the inputs");
+  STD_TORCH_CHECK(z.numel() == B * N * R && value_info.numel() == B * N,
+                  "lrd: sizes of the saved tensors do not fit the inputs");
+  STD_TORCH_CHECK(z.scalar_type() == ScalarType::Double, "lrd: z must be float64");
   STD_TORCH_CHECK(value_info.scalar_type() == ScalarType::Int, "lrd: value_info must be int32");
   STD_TORCH_CHECK(grad.dim() == 2 && grad.size(0) == B && grad.size(1) == std::max<int64_t>(N, 1) && grad.is_cpu(),
                   "lrd: sizes of grad do not fit: [B, max(N, 1)]");
@@ -85,12 +85,11 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
 
   // The factor's gradient is laid out as the factor is.
   const bool rank_major = cov_factor.stride(2) != 1 && cov_factor.stride(1) == 1;
-  Tensor grad_factor = rank_major && need_factor
-                           ? torch::stable::transpose(output(cov_factor, true, {in.F, R, S}), 1, 2)
-                           : output(cov_factor, need_factor, {in.F, S, R});
-  Tensor grad_diag = output(cov_factor, need_diag, {B, S});
+  const ScalarType dtype = cov_factor.scalar_type();
+  Tensor grad_factor = output(dtype, need_factor, {in.F, S, R}, rank_major);
+  Tensor grad_diag = output(dtype, need_diag, {B, S});
   const int64_t locs = sum_loc ? 1 : N;
-  Tensor grad_loc = output(cov_factor, need_loc, {B, locs, S});
+  Tensor grad_loc = output(dtype, need_loc, {B, locs, S});
   const int64_t element = static_cast<int64_t>(cov_factor.element_size());
   char* to_factor = static_cast<char*>(grad_factor.mutable_data_ptr());
   char* to_diag = static_cast<char*>(grad_diag.mutable_data_ptr());
@@ -110,52 +109,70 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
   const int64_t units = in.F * blocks;
   const size_t inverse_bytes = (R + kMaxTileRows) * ld * sizeof(double);
   const double* from_inverse = chol_inv.const_data_ptr<double>();
-  const double* from_growth = growth.const_data_ptr<double>();
+  const double* from_summary = summary.const_data_ptr<double>();
 
+  // The Gaussians of factor f with their L^-1 padded in the compute type.
+  struct Prepared {
+    explicit Prepared(size_t bytes) : inverses(bytes) {}
+    Scratch inverses;
+    std::vector<Gaussian> items;
+    std::vector<GramGrads> grads;
+    Compute compute = Compute::f64;
+    int64_t factor = -1;
+  };
+  const auto prepare = [&](Prepared& to, int64_t f) {
+    to.factor = f;
+    to.compute = choose_compute(in.dtype, precision, R, from_summary + 2 * f * shared, shared);
+    to.items.resize(shared);
+    to.grads.resize(shared);
+    for (int64_t k = 0; k < shared; ++k) {
+      const int64_t b = f * shared + k;
+      char* plain = to.inverses.as<char>() + 2 * k * inverse_bytes;
+      char* transposed = plain + inverse_bytes;
+      if (to.compute == Compute::f64)
+        pad_inverse(from_inverse + b * R * R, R, ld, reinterpret_cast<double*>(plain),
+                    reinterpret_cast<double*>(transposed));
+      else
+        pad_inverse(from_inverse + b * R * R, R, ld, reinterpret_cast<float*>(plain),
+                    reinterpret_cast<float*>(transposed));
+      to.items[k] = in.item(b);
+      to.grads[k] = {plain,
+                     transposed,
+                     ld,
+                     z.const_data_ptr<double>() + b * N * R,
+                     grad_maha.data() + b * N,
+                     grad_logdet[b],
+                     need_factor ? to_factor + f * grad_factor.stride(0) * element : nullptr,
+                     need_factor ? grad_factor.stride(1) : 0,
+                     need_factor ? grad_factor.stride(2) : 0,
+                     need_diag ? to_diag + b * S * element : nullptr,
+                     need_loc ? to_loc + b * locs * S * element : nullptr,
+                     S,
+                     sum_loc,
+                     from_inverse + b * R * R,
+                     std::isinf(from_summary[2 * b]),
+                     value_info.const_data_ptr<int32_t>() + b * N};
+    }
+  };
+  const auto run = [&](const Prepared& prepared, int64_t unit, void* scratch) {
+    const int64_t first = unit % blocks * rows;
+    bwd_rows[static_cast<int>(prepared.compute)](prepared.items.data(), prepared.grads.data(), shared, first,
+                                                 std::min(S, first + rows), scratch);
+  };
+  // One factor is prepared once for all workers; of several each worker prepares those it meets.
+  const size_t prepared_bytes = 2 * shared * inverse_bytes;
+  Prepared only(in.F == 1 ? prepared_bytes : 0);
+  if (in.F == 1) prepare(only, 0);
   const auto work = [&](int64_t begin, int64_t end) {
     Scratch scratch(bwd_scratch_bytes(R, Compute::f64));
-    Scratch inverses(2 * shared * inverse_bytes);
-    std::vector<Gaussian> items(shared);
-    std::vector<GramGrads> grads(shared);
-    int64_t prepared = -1;  // the factor whose items are set up
-    Compute compute = Compute::f64;
+    if (in.F == 1) {
+      for (int64_t unit = begin; unit < end; ++unit) run(only, unit, scratch.as<void>());
+      return;
+    }
+    Prepared own(prepared_bytes);
     for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t f = unit / blocks;
-      if (f != prepared) {
-        compute = choose_compute(in.dtype, precision, R, from_growth + f * shared, shared);
-        for (int64_t k = 0; k < shared; ++k) {
-          const int64_t b = f * shared + k;
-          char* plain = inverses.as<char>() + 2 * k * inverse_bytes;
-          char* transposed = plain + inverse_bytes;
-          if (compute == Compute::f64)
-            pad_inverse(from_inverse + b * R * R, R, ld, reinterpret_cast<double*>(plain),
-                        reinterpret_cast<double*>(transposed));
-          else
-            pad_inverse(from_inverse + b * R * R, R, ld, reinterpret_cast<float*>(plain),
-                        reinterpret_cast<float*>(transposed));
-          items[k] = in.item(b);
-          grads[k] = {plain,
-                      transposed,
-                      ld,
-                      z.const_data_ptr<double>() + b * N * R,
-                      grad_maha.data() + b * N,
-                      grad_logdet[b],
-                      need_factor ? to_factor + f * grad_factor.stride(0) * element : nullptr,
-                      need_factor ? grad_factor.stride(1) : 0,
-                      need_factor ? grad_factor.stride(2) : 0,
-                      need_diag ? to_diag + b * S * element : nullptr,
-                      need_loc ? to_loc + b * locs * S * element : nullptr,
-                      S,
-                      sum_loc,
-                      from_inverse + b * R * R,
-                      std::isinf(from_growth[b]),
-                      value_info.const_data_ptr<int32_t>() + b * N};
-        }
-        prepared = f;
-      }
-      const int64_t first = unit % blocks * rows;
-      bwd_rows[static_cast<int>(compute)](items.data(), grads.data(), shared, first, std::min(S, first + rows),
-                                          scratch.as<void>());
+      if (unit / blocks != own.factor) prepare(own, unit / blocks);
+      run(own, unit, scratch.as<void>());
     }
   };
   if (in.B * S * (R + 4) < 16384)

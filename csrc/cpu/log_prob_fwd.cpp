@@ -16,52 +16,72 @@ namespace {
 // What a Gaussian still needs after its sums: nothing, its differences put relative to a shift, or all again in double.
 enum class Verdict : char { good, cancels, imprecise };
 
+// Per Gaussian: the growth (infinity where a number was not finite), and log det Sigma.
+struct Summary {
+  double growth, logdet;
+};
+
 class Forward {
  public:
-  Forward(const Inputs& in, int64_t precision, double* chol_inv, double* z, double* growth, int32_t* value_info)
+  // `z` [B, N, R] and `value_info` [B, N] are written; so are `chol_inv` [B, R, R] and `summaries` [B], unless `known`.
+  Forward(const Inputs& in, int64_t precision, double* chol_inv, Summary* summaries, bool known, double* z,
+          int32_t* value_info)
       : in_(in),
         automatic_(precision == 0),
         chol_inv_(chol_inv),
+        summaries_(summaries),
         z_(z),
-        growth_(growth),
         value_info_(value_info),
-        vectors_((in.B * in.N * (in.R + 1) + 2 * in.B) * sizeof(double)) {
-    // L^-1 takes the place of the Gram matrix.
+        vectors_((in.B * in.N * (in.R + 1) + in.B) * sizeof(double)) {
     double* u = vectors_.as<double>();
     double* quad = u + in.B * in.N * in.R;
-    sums_ = {chol_inv, u, quad, quad + in.B * in.N};
-    logdet_ = sums_.log_diag + in.B;
+    sums_ = {chol_inv, u, quad, quad + in.B * in.N};  // L^-1 takes the place of the Gram matrix
     std::fill_n(z_, in.B * in.N * in.R, 0.0);
-
-    // float32 is worth trying where the products outweigh a second look at R x R numbers by far.
-    const bool attempt = automatic_ && in.R >= kFloat32Rank && in.S >= 32 * in.R;
-    const Compute compute = compute_for(in.dtype, precision == 2 || attempt);
     std::vector<int64_t> items(in.B);
     std::iota(items.begin(), items.end(), 0);
-    const bool shifted = attempt && compute == Compute::f32 && guess_shift(items);
-    sum_gram(in, items, compute, all_rows(in.S), shifted ? z_ : nullptr, sums_);
-    std::vector<int64_t> cancelling;
-    const std::vector<int64_t> imprecise = conclude_all(items, compute, &cancelling);
-    if (!imprecise.empty()) {
-      sum_gram(in, imprecise, Compute::f64, all_rows(in.S), shifted ? z_ : nullptr, sums_);
-      conclude_all(imprecise, Compute::f64, &cancelling);
-    }
+    std::vector<int64_t> cancelling = known ? score(items, precision) : factorise_and_score(items, precision);
     std::sort(cancelling.begin(), cancelling.end());
     sum_residuals(in, cancelling, z_, sums_);
-    for (int64_t b : cancelling) correct(b);
+    for (int64_t b : cancelling) solve_by_inverse(b);
   }
 
   // maha * M + logdet * log det Sigma + constant of value n, or without M where there are no values.
   double result(int64_t b, int64_t n, double maha, double logdet, double constant) const {
     // Not a number times a weight of 0 is still not a number: a failure always shows.
-    if (std::isinf(growth_[b])) return std::numeric_limits<double>::quiet_NaN();
-    const double base = logdet * logdet_[b] + constant;
+    if (std::isinf(summaries_[b].growth)) return std::numeric_limits<double>::quiet_NaN();
+    const double base = logdet * summaries_[b].logdet + constant;
     if (in_.N == 0) return base;
     const double distance = sums_.quad[b * in_.N + n];
     return base + maha * (distance < 0.0 ? 0.0 : distance);  // a sum of squares: below zero it is rounding
   }
 
  private:
+  // Both return the items whose differences cancel.
+  std::vector<int64_t> factorise_and_score(const std::vector<int64_t>& items, int64_t precision) {
+    // float32 is worth trying where the products outweigh a second look at R x R numbers by far.
+    const bool attempt = automatic_ && in_.R >= kFloat32Rank && in_.S >= 32 * in_.R;
+    const Compute compute = compute_for(in_.dtype, precision == 2 || attempt);
+    const bool shifted = attempt && compute == Compute::f32 && guess_shift(items);
+    sum_gram(in_, items, compute, all_rows(in_.S), shifted ? z_ : nullptr, sums_);
+    std::vector<int64_t> cancelling;
+    const std::vector<int64_t> imprecise = conclude_all(items, compute, &cancelling);
+    if (!imprecise.empty()) {
+      sum_gram(in_, imprecise, Compute::f64, all_rows(in_.S), shifted ? z_ : nullptr, sums_);
+      conclude_all(imprecise, Compute::f64, &cancelling);
+    }
+    return cancelling;
+  }
+
+  std::vector<int64_t> score(const std::vector<int64_t>& items, int64_t precision) {
+    Sums sums = sums_;
+    sums.gram = nullptr;
+    if (in_.N > 0) sum_gram(in_, items, compute_for(in_.dtype, precision == 2), all_rows(in_.S), nullptr, sums);
+    std::vector<int64_t> cancelling;
+    for (int64_t b : items)
+      if (solve_by_inverse(b)) cancelling.push_back(b);
+    return cancelling;
+  }
+
   // A first estimate of z from a sample of the rows, where one is cheap: z_ of one value each. The differences that
   // are left are no larger than the noise, so that their sums in float32 pass the certificate.
   bool guess_shift(const std::vector<int64_t>& items) {
@@ -105,7 +125,6 @@ class Forward {
   // error of a Gram sum is about sum_error of sqrt(G_jj G_kk). It must come out small in L^-1 (the growth), and in each
   // Mahalanobis term and log-density. Scratch: R x R and two R, and that of the Cholesky.
   Verdict conclude(int64_t b, Compute compute, double* chol) {
-    constexpr double kTolerance = 2.5e-7;
     const double sum_error = compute == Compute::f32 ? 0x1p-22 : 0x1p-50;
     const int64_t R = in_.R, N = in_.N;
     double* gram = sums_.gram + b * R * R;
@@ -114,8 +133,7 @@ class Forward {
     for (int64_t j = 0; j < R; ++j) gram_diag[j] = gram[j * R + j];
     const Covariance covariance = factorise(gram, sums_.log_diag[b], chol, gram, step + R, R);
     if (automatic_ && compute == Compute::f32 && !(covariance.growth <= kFloat32Growth)) return Verdict::imprecise;
-    growth_[b] = covariance.growth;
-    logdet_[b] = covariance.logdet;
+    summaries_[b] = {covariance.growth, covariance.logdet};
     bool cancels = false;
     for (int64_t at = b * N; at < (b + 1) * N; ++at) {
       const double quad = sums_.quad[at];
@@ -125,19 +143,28 @@ class Forward {
       double weighted = 0.0;
       for (int64_t j = 0; j < R; ++j) weighted += step[j] * step[j] * gram_diag[j];
       const double error = sum_error * (weighted + 2.0 * std::sqrt(weighted * quad) + quad * 0x1p-29);
-      const double density = 0.5 * std::abs(maha + covariance.logdet + double(in_.S) * 1.8378770664093453);
-      cancels = cancels || !(error <= kTolerance * maha && error <= kTolerance * density);
+      cancels = cancels || !tolerable(error, maha, covariance.logdet);
     }
     return cancels ? Verdict::cancels : Verdict::good;
   }
 
-  // M and z of item b from what sum_residuals left. It is small, so that L^-1 serves as well as L would.
-  void correct(int64_t b) {
+  // Whether an error of M is small beside M and the log-density.
+  bool tolerable(double error, double maha, double logdet) const {
+    constexpr double kTolerance = 2.5e-7;
+    const double density = 0.5 * std::abs(maha + logdet + double(in_.S) * 1.8378770664093453);
+    return error <= kTolerance * maha && error <= kTolerance * density;
+  }
+
+  // M and z of item b from u and quad by L^-1, which serves as well as L would where what is left is small. Returns
+  // whether it was not: L^-1 may come from sums in float32.
+  bool solve_by_inverse(int64_t b) {
     const int64_t R = in_.R, N = in_.N;
     const double* inverse = chol_inv_ + b * R * R;
+    const auto [growth, logdet] = summaries_[b];
+    const double sum_error = R >= kFloat32Rank && growth <= kFloat32Growth ? 0x1p-22 : 0x1p-50;
     std::vector<double> step(R);
+    bool cancels = false;
     for (int64_t at = b * N; at < (b + 1) * N; ++at) {
-      if (value_info_[at] != 0) continue;
       const double* u = sums_.u + at * R;
       double norm = 0.0;
       std::fill(step.begin(), step.end(), 0.0);
@@ -147,8 +174,13 @@ class Forward {
         for (int64_t j = 0; j <= i; ++j) step[j] += inverse[i * R + j] * y;
         norm += y * y;
       }
-      settle(at, sums_.quad[at] - norm, step.data(), true);
+      const double quad = sums_.quad[at];
+      settle(at, quad - norm, step.data(), std::isfinite(growth));
+      if (!automatic_ || value_info_[at] != 0) continue;
+      const double error = sum_error * norm * growth + 0x1p-46 * (norm * growth + quad);
+      cancels = cancels || !tolerable(error, quad - norm, logdet);
     }
+    return cancels;
   }
 
   // Takes M of a value, and moves its z by a step. What is not finite has failed, and pulls at nothing.
@@ -162,29 +194,37 @@ class Forward {
 
   const Inputs& in_;
   const bool automatic_;
-  double *chol_inv_, *z_, *growth_;
+  double* chol_inv_;
+  Summary* summaries_;
+  double* z_;
   int32_t* value_info_;
   Scratch vectors_;
   Sums sums_;
-  double* logdet_;
 };
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(const Tensor& cov_factor, const Tensor& cov_diag,
-                                                                    std::optional<Tensor> value,
-                                                                    std::optional<Tensor> loc,
-                                                                    std::optional<Tensor> mask,
-                                                                    std::optional<double> eps, int64_t precision,
-                                                                    double maha, double logdet, double constant) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(
+    const Tensor& cov_factor, const Tensor& cov_diag, std::optional<Tensor> value, std::optional<Tensor> loc,
+    std::optional<Tensor> mask, std::optional<double> eps, int64_t precision, std::optional<Tensor> known_chol_inv,
+    std::optional<Tensor> known_summary, double maha, double logdet, double constant) {
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, precision);
   const int64_t B = in.B, N = in.N, R = in.R, results = N > 0 ? N : 1;
   const bool wide = in.dtype == DType::f64;
-  Tensor result = torch::stable::new_empty(cov_factor, {B, results}, wide ? ScalarType::Double : ScalarType::Float);
-  Tensor chol_inv = empty_double(cov_factor, {B, R, R});
-  Tensor z = empty_double(cov_factor, {B, N, R});
-  Tensor growth = empty_double(cov_factor, {B});
-  Tensor value_info = torch::stable::new_empty(cov_factor, {B, N}, ScalarType::Int);
-  const Forward forward(in, precision, chol_inv.mutable_data_ptr<double>(), z.mutable_data_ptr<double>(),
-                        growth.mutable_data_ptr<double>(), value_info.mutable_data_ptr<int32_t>());
+  const bool known = known_chol_inv.has_value();
+  STD_TORCH_CHECK(known == known_summary.has_value(), "lrd: L^-1 and summary come together");
+  Tensor result = empty({B, results}, wide ? ScalarType::Double : ScalarType::Float);
+  // What is known is handed on as no elements: an output may not be an input.
+  Tensor chol_inv = known ? empty({0}, ScalarType::Double) : empty({B, R, R}, ScalarType::Double);
+  Tensor summary = known ? empty({0}, ScalarType::Double) : empty({B, 2}, ScalarType::Double);
+  Tensor z = empty({B, N, R}, ScalarType::Double);
+  Tensor value_info = empty({B, N}, ScalarType::Int);
+  if (known) check_factorisation(in, *known_chol_inv, *known_summary);
+  // Only written where it is not known.
+  double* inverse =
+      known ? const_cast<double*>(known_chol_inv->const_data_ptr<double>()) : chol_inv.mutable_data_ptr<double>();
+  double* summaries =
+      known ? const_cast<double*>(known_summary->const_data_ptr<double>()) : summary.mutable_data_ptr<double>();
+  const Forward forward(in, precision, inverse, reinterpret_cast<Summary*>(summaries), known,
+                        z.mutable_data_ptr<double>(), value_info.mutable_data_ptr<int32_t>());
   for (int64_t at = 0; at < B * results; ++at) {
     const double number = forward.result(at / results, at % results, maha, logdet, constant);
     if (wide)
@@ -192,7 +232,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(const Tensor
     else
       result.mutable_data_ptr<float>()[at] = static_cast<float>(number);
   }
-  return {result, chol_inv, z, growth, value_info};
+  return {result, chol_inv, summary, z, value_info};
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 
 #include "../core/kernels.h"
@@ -111,8 +113,51 @@ struct Inputs {
   }
 };
 
-inline Tensor empty_double(const Tensor& like, std::initializer_list<int64_t> shape) {
-  return torch::stable::new_empty(like, shape, ScalarType::Double);
+// What the forward op leaves of a covariance: L^-1 [B, R, R] and the summary [B, 2], growth and log det Sigma.
+inline void check_factorisation(const Inputs& in, const Tensor& chol_inv, const Tensor& summary) {
+  for (const Tensor* tensor : {&chol_inv, &summary})
+    STD_TORCH_CHECK(tensor->scalar_type() == ScalarType::Double && tensor->is_contiguous() && tensor->is_cpu(),
+                    "lrd: L^-1 and summary must be contiguous float64 on the CPU");
+  STD_TORCH_CHECK(chol_inv.numel() == in.B * in.R * in.R && summary.numel() == 2 * in.B,
+                  "lrd: sizes of L^-1 and summary do not fit the inputs");
+}
+
+inline int32_t shim_dtype(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return aoti_torch_dtype_float32();
+    case ScalarType::Double:
+      return aoti_torch_dtype_float64();
+    case ScalarType::BFloat16:
+      return aoti_torch_dtype_bfloat16();
+    case ScalarType::Half:
+      return aoti_torch_dtype_float16();
+    case ScalarType::Int:
+      return aoti_torch_dtype_int32();
+    default:
+      STD_TORCH_CHECK(false, "lrd: no such output");
+  }
+}
+
+// A fresh CPU tensor of at most three dimensions, contiguous, or with the last two dimensions' memory swapped. Made by
+// the shim itself: by way of the dispatcher it would cost as much as a small kernel.
+inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype, bool swapped = false) {
+  int64_t sizes[3], strides[3];
+  const int64_t dims = static_cast<int64_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), sizes);
+  int64_t stride = 1;
+  for (int64_t d = dims - 1; d >= 0; --d) {
+    strides[d] = stride;
+    stride *= sizes[d] > 1 ? sizes[d] : 1;  // as torch counts for empty dimensions
+  }
+  if (swapped) {
+    strides[dims - 1] = sizes[dims - 2] > 1 ? sizes[dims - 2] : 1;
+    strides[dims - 2] = 1;
+  }
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dims, sizes, strides, shim_dtype(dtype), aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
 }
 
 }  // namespace lrd

@@ -9,7 +9,7 @@ from torch.distributions import Independent, MultivariateNormal, Normal, kl_dive
 from torch.distributions import LowRankMultivariateNormal as Torchs
 
 import lrd_kernels as lrd
-from lrd_kernels import testing
+from lrd_kernels import _ops, reference, testing
 
 # (loc, factor, diag) batches
 BATCHES = [((), (), ()), ((3,), (3,), (3,)), ((3,), (), ()), ((), (3,), (1,)), ((2, 1), (3,), ()), ((0,), (), ())]
@@ -217,3 +217,70 @@ def test_kl_refuses_what_it_cannot_do():
         kl_divergence(p, q)
     with pytest.raises(NotImplementedError, match="Independent"):
         kl_divergence(p, Independent(torch.distributions.Laplace(p.loc, p.stddev), 1))
+
+
+class Counted:
+    """How often the forward op was called with, and without, a factorisation."""
+
+    def __init__(self, monkeypatch):
+        self.fresh, self.known = 0, 0
+        original = _ops.log_prob_fwd
+
+        def count(*args):
+            self.fresh += args[7] is None
+            self.known += args[7] is not None
+            return original(*args)
+
+        monkeypatch.setattr(_ops, "log_prob_fwd", count)
+
+
+@pytest.mark.skipif(_ops.cpu_error is not None, reason=str(_ops.cpu_error))
+@pytest.mark.parametrize(("S", "R", "batch"), [(500, 6, ()), (3000, 40, (2,)), (18000, 35, ())])
+def test_one_factorisation_serves_all_calls(S, R, batch, monkeypatch):
+    inputs = testing.make_inputs(batch, S, R, dtype=torch.float32, requires_grad=True)
+    value, *parameters = inputs
+    counted = Counted(monkeypatch)
+    distribution = lrd.LowRankMultivariateNormal(*parameters)
+    first = distribution.log_prob(value)
+    many = torch.stack([value.detach(), *(value.detach() + i * torch.ones(S) for i in range(1, 20))])
+    for values in (value, many, distribution.cov_factor.detach().sum(-1) * 1e3):
+        fresh, again = lrd.log_prob(values, *parameters), distribution.log_prob(values)
+        torch.testing.assert_close(again, fresh, rtol=1e-6, atol=0)
+        for a, b in zip(
+            torch.autograd.grad(again.sum(), parameters),
+            torch.autograd.grad(fresh.sum(), parameters),
+            strict=True,
+        ):
+            assert testing.relative_error(a, b) < 1e-5
+    entropy = distribution.entropy()
+    torch.testing.assert_close(entropy, lrd.entropy(*parameters[1:]), rtol=1e-6, atol=0)
+    expanded = distribution.expand((3, *batch)).log_prob(value)
+    torch.testing.assert_close(expanded, first.expand(3, *batch), rtol=1e-6, atol=0)
+    assert (counted.fresh, counted.known) == (1 + 3 + 1, 3 + 2)
+
+
+@pytest.mark.skipif(_ops.cpu_error is not None, reason=str(_ops.cpu_error))
+def test_a_factorisation_ends_with_a_write_to_the_parameters(monkeypatch):
+    value, loc, factor, diag = testing.make_inputs((), 50, 3, dtype=torch.float32)
+    counted = Counted(monkeypatch)
+    distribution = lrd.LowRankMultivariateNormal(loc, factor, diag)
+    for change in (lambda: None, lambda: factor.mul_(2), lambda: diag.add_(1), lambda: setattr(diag, "data", diag * 3)):
+        change()
+        distribution.log_prob(value)
+        torch.testing.assert_close(distribution.log_prob(value), reference.log_prob(value, loc, factor, diag))
+    assert (counted.fresh, counted.known) == (4, 4)
+    with torch.inference_mode():  # writes to tensors made here are not counted, so nothing is kept
+        distribution = lrd.LowRankMultivariateNormal(loc * 1, factor * 1, diag * 1)
+        distribution.log_prob(value)
+        distribution.log_prob(value)
+    assert (counted.fresh, counted.known) == (6, 4)
+
+
+def test_a_used_distribution_can_be_copied_and_pickled():
+    value, *parameters = testing.make_inputs((2,), 20, 3)
+    distribution = lrd.LowRankMultivariateNormal(*parameters)
+    wanted = distribution.log_prob(value)
+    for other in (copy.deepcopy(distribution), pickle.loads(pickle.dumps(distribution))):
+        torch.testing.assert_close(other.log_prob(value), wanted)
+        other._unbroadcasted_cov_diag.mul_(2)
+        assert (other.log_prob(value) != wanted).all()

@@ -29,14 +29,19 @@ SAMPLES = [
 
 
 def backward_arguments(inputs, needs=(True, True, True, False)):
-    result, *saved = _ops.log_prob_fwd(*inputs, -0.5, -0.5, 0.0)
+    result, *saved = _ops.log_prob_fwd(*inputs, None, None, -0.5, -0.5, 0.0)
     return (*inputs, *saved, torch.rand_like(result), -0.5, -0.5, *needs)
+
+
+def known_arguments(inputs):
+    _, chol_inv, summary, *_ = _ops.log_prob_fwd(*inputs, None, None, 0.0, 0.0, 0.0)
+    return (*inputs, chol_inv, summary, 1.0, 0.5, -3.0)
 
 
 OP_SAMPLES = {
     "gram_fwd": SAMPLES,
     "capacitance_fwd": [_ops.gram_fwd(*s) for s in SAMPLES] if _ops.cpu_error is None else [],
-    "log_prob_fwd": [(*s, 1.0, 0.5, -3.0) for s in SAMPLES],
+    "log_prob_fwd": [(*s, None, None, 1.0, 0.5, -3.0) for s in SAMPLES] + [known_arguments(s) for s in SAMPLES],
     "log_prob_bwd": (
         [backward_arguments(s) for s in SAMPLES]
         + [
@@ -91,13 +96,17 @@ def test_values(sample):
     assert growth.isfinite().all()
 
     # both in one
-    result, *saved, value_info = _ops.log_prob_fwd(*sample, 2.0, 3.0, 5.0)
+    result, *saved, value_info = _ops.log_prob_fwd(*sample, None, None, 2.0, 3.0, 5.0)
     assert result.dtype == (torch.float64 if sample[0].dtype == torch.float64 else torch.float32)
     wanted = (0 if value is None else 2 * maha) + 3 * logdet[:, None] + 5
     torch.testing.assert_close(result.double(), wanted, rtol=1e-10 if result.dtype == torch.float64 else 1e-6, atol=0)
-    for actual, separate in zip(saved, (chol_inv, z, growth), strict=True):
+    for actual, separate in zip(saved, (chol_inv, torch.stack([growth, logdet], -1), z), strict=True):
         torch.testing.assert_close(actual, separate, **close)
     assert not value_info.any()
+    again, chol_inv, summary, z_again, value_info = _ops.log_prob_fwd(*sample, *saved[:2], 2.0, 3.0, 5.0)
+    torch.testing.assert_close(again, result, rtol=1e-10 if result.dtype == torch.float64 else 1e-6, atol=0)
+    torch.testing.assert_close(z_again, z, **close)
+    assert chol_inv.numel() == summary.numel() == value_info.any() == 0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "_ops": {"_load", "_schemas"},
     "_schemas": set(),
     "_validate": {"_schemas"},
-    "distribution": {"_validate", "functional"},
+    "distribution": {"_autograd", "_validate", "functional", "reference"},
     "functional": {"_autograd", "_batch", "_dispatch", "_schemas", "_validate", "reference"},
     "info": {"", "_load", "functional", "reference", "testing"},
     "kl": {"distribution", "functional"},
