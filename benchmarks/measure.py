@@ -19,7 +19,6 @@ from lrd_kernels.testing import Inputs
 
 LEAST_ROUNDS = 3
 SAMPLE_SECONDS = 2e-3  # a sample is the mean of as many calls as fill this
-WARM_SECONDS = 5e-2  # shorter calls follow an untimed one, so that they find their caches and threads as they left them
 
 
 def truth(inputs: Inputs) -> list[Tensor]:
@@ -66,7 +65,8 @@ def interleave(calls: Mapping[Hashable, Callable[[], Any]], repeats: int, second
     """Times all calls in turn, round after round: what disturbs the machine for a while disturbs them all.
 
     Ends after `repeats` rounds, or with the first one that is over after `seconds`, but not before the third (or
-    `repeats`, where that is less). A result is dropped within the time of its call.
+    `repeats`, where that is less). A result is dropped within the time of its call. Each sample follows an untimed
+    call of its own, which finds the caches, the threads and the freed memory as another contestant left them.
     """
     start = time.perf_counter()
     estimates = {key: time_calls(call, 1) for key, call in calls.items()}
@@ -79,8 +79,7 @@ def interleave(calls: Mapping[Hashable, Callable[[], Any]], repeats: int, second
             if done >= LEAST_ROUNDS and time.perf_counter() - start > seconds:
                 break
             for key, call in calls.items():
-                if estimates[key] < WARM_SECONDS:
-                    call()
+                call()
                 samples[key].append(time_calls(call, numbers[key]))
     finally:
         gc.enable()

@@ -240,7 +240,8 @@ def terms(
     _validate.options(precision, on_failure)
     value, loc = (*vectors.values(), None, None)[:2]
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
-    if _dispatch.choose(backend, cov_factor.device.type) == "reference":
+    # With more columns than outputs the S x S matrix is factorised instead, by torch's own products.
+    if _dispatch.choose(backend, cov_factor.device.type) == "reference" or reference.is_wide(cov_factor):
         result = reference.terms(
             *(value, loc, cov_factor, cov_diag), mask=mask, eps=eps, maha=maha, logdet=logdet, constant=constant
         )

@@ -19,6 +19,12 @@ def result_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
+def is_wide(cov_factor: Tensor) -> bool:
+    """Whether there are more columns than outputs. Then the S x S matrix `D^-1/2 Sigma D^-1/2` is the smaller one, and
+    the better: the capacitance would have eigenvalues of 1 that drown in the rounding of the large ones."""
+    return cov_factor.shape[-1] > cov_factor.shape[-2]
+
+
 def positive_diag(raw: Tensor, eps: float) -> Tensor:
     """The diagonal `eps + exp(raw)`."""
     return eps + raw.exp()
@@ -43,14 +49,22 @@ def terms(
     the diagonal is `positive_diag(cov_diag, eps)`.
     """
     P, D, good = _prepare(cov_factor, cov_diag, mask, eps, dtype)
-    chol = _capacitance_tril(P, D)
+    wide = is_wide(cov_factor)
+    chol = _dual_tril(P, D) if wide else _capacitance_tril(P, D)
     result = logdet * (2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1) + D.log().sum(-1)) + constant
     if value is not None:
         diff = value.to(dtype) if loc is None else value.to(dtype) - loc.to(dtype)
         r, good_diff = _prepare_vector(diff, mask)
-        z = _capacitance_solve(chol, _project(P, r / D))
-        # |D^-1/2 (r - P z)|^2 + |z|^2 equals r^T D^-1 r - u^T z, without its cancellation
-        result = result + maha * (((r - _lift(P, z)).square() / D).sum(-1) + z.square().sum(-1))
+        if wide:
+            # An inverse and a product: many values do not multiply the triangular matrix they share.
+            eye = torch.eye(chol.shape[-1], dtype=dtype, device=chol.device)
+            inverse = torch.linalg.solve_triangular(chol, eye, upper=False)
+            M = torch.einsum("...st,...t->...s", inverse, r / D.sqrt()).square().sum(-1)
+        else:
+            z = _capacitance_solve(chol, _project(P, r / D))
+            # |D^-1/2 (r - P z)|^2 + |z|^2 equals r^T D^-1 r - u^T z, without its cancellation
+            M = ((r - _lift(P, z)).square() / D).sum(-1) + z.square().sum(-1)
+        result = result + maha * M
         good = good & good_diff
     return torch.where(good, result, math.nan).to(result_dtype(cov_factor.dtype))
 
@@ -158,6 +172,12 @@ def _prepare_vector(vector: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor
 def _capacitance_tril(P: Tensor, D: Tensor) -> Tensor:
     eye = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
     return torch.linalg.cholesky(eye + P.mT @ (P / D[..., None]))
+
+
+def _dual_tril(P: Tensor, D: Tensor) -> Tensor:
+    """Cholesky factor of D^-1/2 Sigma D^-1/2."""
+    A = P / D.sqrt()[..., None]
+    return torch.linalg.cholesky(torch.eye(P.shape[-2], dtype=P.dtype, device=P.device) + A @ A.mT)
 
 
 def _capacitance_solve(chol: Tensor, u: Tensor) -> Tensor:

@@ -26,8 +26,7 @@ def errors(inputs, **options):
 
 
 CASES = [(*family, *size) for family in FAMILIES for size in SIZES]
-# Ranks above S leave the capacitance eigenvalues of 1: its Cholesky holds log p to 1e-6 up to a condition near 1e10.
-CASES += [(family, hardness, 60, 100) for family, hardness in FAMILIES if hardness <= 1e6]
+CASES += [(*family, *size) for family in FAMILIES for size in ((60, 100), (37, 38), (300, 400))]
 
 
 @pytest.mark.parametrize(("family", "hardness", "S", "R"), CASES, ids=str)
