@@ -5,7 +5,6 @@
 #include <tuple>
 #include <vector>
 
-#include "huge_pages.h"
 #include "scratch.h"
 #include "tensors.h"
 
@@ -46,10 +45,7 @@ std::vector<double> read_grad(const Tensor& grad) {
 
 // An output that was not asked for is an empty tensor.
 Tensor output(ScalarType dtype, bool wanted, std::initializer_list<int64_t> shape, bool swapped = false) {
-  if (!wanted) return empty({0}, dtype);
-  Tensor fresh = empty(shape, dtype, swapped);
-  advise_huge_pages(fresh.mutable_data_ptr(), fresh.numel() * fresh.element_size());
-  return fresh;
+  return wanted ? empty(shape, dtype, swapped) : empty({0}, dtype);
 }
 
 std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, const Tensor& cov_diag,

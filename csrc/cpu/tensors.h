@@ -139,6 +139,9 @@ inline int32_t shim_dtype(ScalarType dtype) {
   }
 }
 
+// An uninitialised CPU tensor (tensors.cpp).
+Tensor allocate(int64_t dims, const int64_t* sizes, const int64_t* strides, int32_t dtype);
+
 // A fresh CPU tensor of at most three dimensions, contiguous, or with the last two dimensions' memory swapped. Made by
 // the shim itself: by way of the dispatcher it would cost as much as a small kernel.
 inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype, bool swapped = false) {
@@ -154,10 +157,7 @@ inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype, bool
     strides[dims - 1] = sizes[dims - 2] > 1 ? sizes[dims - 2] : 1;
     strides[dims - 2] = 1;
   }
-  AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(dims, sizes, strides, shim_dtype(dtype), aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
+  return allocate(dims, sizes, strides, shim_dtype(dtype));
 }
 
 }  // namespace lrd

@@ -38,7 +38,7 @@ OUTSIDE = {"_schemas": set(), "_dispatch": set(), "info": {"numpy", "torch"}, "t
 # Folder of csrc -> (folders it may include, other headers it may include). Standard C++ headers have no dot or slash.
 MAY_INCLUDE = {
     "core": ({"core"}, ()),
-    "cpu": ({"core", "cpu"}, ("torch/csrc/stable/", "torch/headeronly/", "Python.h", "sys/mman.h")),
+    "cpu": ({"core", "cpu"}, ("torch/csrc/stable/", "torch/headeronly/", "Python.h", "dlfcn.h", "sys/mman.h")),
     "testing": ({"core"}, ("pybind11/",)),
 }
 
