@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lrd_kernels as lrd
 from benchmarks.machine import ROOT
 from benchmarks.registry import CONTESTANTS, DIRECTIONS, LAYOUTS, Case
 
@@ -51,8 +52,9 @@ def extra_bytes(case: Case, layout: str, contestant: str, direction: str) -> dic
 
 
 def release() -> None:
-    """Gives freed memory back, so that a call cannot hide in what an earlier one left to the allocator."""
+    """Gives freed memory back, so that a call cannot hide in what an earlier one left to the allocator, or to lrd."""
     gc.collect()
+    lrd.release_memory()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc's
         libc.malloc_trim(0)

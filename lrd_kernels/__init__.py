@@ -2,6 +2,7 @@
 
 from lrd_kernels import kl  # registers the divergences
 from lrd_kernels._dispatch import backends, use_backend
+from lrd_kernels._load import release_memory
 from lrd_kernels._validate import NotPositiveDefiniteError
 from lrd_kernels.distribution import LowRankMultivariateNormal
 from lrd_kernels.functional import (
@@ -32,6 +33,7 @@ __all__ = [
     "matvec",
     "nll_loss",
     "patch_torch",
+    "release_memory",
     "rsample",
     "solve",
     "use_backend",

@@ -23,6 +23,15 @@ def cpu_isa() -> str | None:
     return _cpu_library.cpu_isa() if _cpu_library else None
 
 
+def release_memory() -> None:
+    """Gives back to the system what the CPU kernels keep for later: the memory of up to four large gradients.
+
+    The system may take that memory by itself when it is short; this is for those who want to see it gone.
+    """
+    if _cpu_library:
+        _cpu_library.release_memory()
+
+
 def available_isas() -> list[str]:
     """The instruction sets this machine can run, best first."""
     return _cpu_library.available_isas() if _cpu_library else []

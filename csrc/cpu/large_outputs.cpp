@@ -73,6 +73,12 @@ void give_back_memory(Piece piece) {
   munmap(piece.data, piece.bytes);
 }
 
+void release_kept_memory() {
+  std::vector<Piece> pieces;
+  if (const std::unique_lock lock(kept().mutex, std::try_to_lock); lock) pieces.swap(kept().pieces);
+  for (const Piece& piece : pieces) munmap(piece.data, piece.bytes);
+}
+
 void advise_huge_pages(void* data, size_t bytes) {
   const uintptr_t begin = round_up(reinterpret_cast<uintptr_t>(data));
   const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
@@ -85,6 +91,7 @@ namespace lrd {
 
 Piece take_memory(size_t) { return {}; }
 void give_back_memory(Piece) {}
+void release_kept_memory() {}
 void advise_huge_pages(void*, size_t) {}
 
 }  // namespace lrd

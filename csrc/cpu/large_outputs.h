@@ -20,6 +20,9 @@ Piece take_memory(size_t bytes);
 // Gives a piece back. A few are kept for later calls, but the system may have their pages whenever it is short.
 void give_back_memory(Piece piece);
 
+// Gives all kept pieces to the system.
+void release_kept_memory();
+
 // Asks for huge pages in memory that was allocated elsewhere and not yet written.
 void advise_huge_pages(void* data, size_t bytes);
 

@@ -3,6 +3,7 @@
 #include <Python.h>
 
 #include "../core/kernels.h"
+#include "large_outputs.h"
 
 namespace {
 
@@ -18,9 +19,15 @@ PyObject* available_isas(PyObject*, PyObject*) {
   return names;
 }
 
+PyObject* release_memory(PyObject*, PyObject*) {
+  lrd::release_kept_memory();
+  return Py_BuildValue("");
+}
+
 PyMethodDef methods[] = {
     {"cpu_isa", cpu_isa, METH_NOARGS, "The instruction set in use."},
     {"available_isas", available_isas, METH_NOARGS, "The instruction sets this machine can run, best first."},
+    {"release_memory", release_memory, METH_NOARGS, "Gives kept memory of large outputs to the system."},
     {nullptr, nullptr, 0, nullptr},
 };
 

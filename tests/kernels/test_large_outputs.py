@@ -19,6 +19,11 @@ def gradient(S, R=8, seed=0):
     return testing.value_and_grads(lrd.log_prob, inputs)[3]
 
 
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
 @pytest.mark.skipif(not KEEPS, reason="torch before 2.11 takes no memory from outside")
 def test_dropped_gradient_leaves_its_memory_to_the_next():
     first = gradient(2**18)
@@ -40,10 +45,6 @@ def test_gradients_in_use_keep_their_memory():
 
 
 def test_few_pieces_are_kept():
-    def resident():
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-
     gradient(2**20)
     before = resident()
     sizes = [2**20 - 2**17 * i for i in range(8)]  # 32 MB and less: more than 150 MB together
@@ -59,3 +60,10 @@ def test_a_kept_piece_is_not_wasted_on_much_smaller_outputs():
     del large
     small = gradient(2**18)
     assert small.data_ptr() != address
+
+
+def test_kept_memory_can_be_released():
+    gradient(2**21)
+    before = resident()
+    lrd.release_memory()
+    assert not KEEPS or before - resident() > 50e6

@@ -16,7 +16,7 @@ CSRC = ROOT / "csrc"
 
 # Module -> what it may import of the package. "" is the package itself.
 MAY_IMPORT = {
-    "__init__": {"_dispatch", "_validate", "distribution", "functional", "kl", "swap"},
+    "__init__": {"_dispatch", "_load", "_validate", "distribution", "functional", "kl", "swap"},
     "_autograd": {"_batch", "_ops", "reference"},
     "_batch": set(),
     "_dispatch": {"_load"},
