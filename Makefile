@@ -6,7 +6,7 @@ NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name
 
 TESTING := CMAKE_ARGS=-DLRD_TESTING=ON
 
-.PHONY: help build demo test test-slow bench wheel lint sanitize clean
+.PHONY: help build demo test test-slow bench wheel lint stress sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -42,6 +42,9 @@ wheel: $(STAMP) ## one wheel in dist/ for every later torch and Python
 lint: $(STAMP) ## style and types
 	$(BIN)/ruff check && $(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE) && $(BIN)/mypy
+
+stress: build ## thousands of adversarial covariances beside 120-digit arithmetic
+	$(BIN)/python -m benchmarks.stress
 
 sanitize: $(STAMP) ## the core's own tests under the address and undefined-behaviour sanitizers
 	PATH="$(abspath $(BIN)):$$PATH" cmake -G Ninja -S . -B build/sanitize -DLRD_SANITIZE=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python

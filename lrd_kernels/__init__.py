@@ -4,6 +4,14 @@ from lrd_kernels import kl  # registers the divergences
 from lrd_kernels._dispatch import backends, use_backend
 from lrd_kernels._load import release_memory
 from lrd_kernels._validate import NotPositiveDefiniteError
+from lrd_kernels.diagnostics import (
+    Diagnosis,
+    ExtremeEigenvalues,
+    capacitance_condition,
+    condition_bounds,
+    diagnose,
+    extreme_eigenvalues,
+)
 from lrd_kernels.distribution import LowRankMultivariateNormal
 from lrd_kernels.functional import (
     capacitance_cholesky,
@@ -13,19 +21,28 @@ from lrd_kernels.functional import (
     mahalanobis,
     matvec,
     nll_loss,
+    positive_diag,
     rsample,
     solve,
 )
+from lrd_kernels.gradients import filter_gradients
 from lrd_kernels.swap import patch_torch
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Diagnosis",
+    "ExtremeEigenvalues",
     "LowRankMultivariateNormal",
     "NotPositiveDefiniteError",
     "backends",
     "capacitance_cholesky",
+    "capacitance_condition",
+    "condition_bounds",
+    "diagnose",
     "entropy",
+    "extreme_eigenvalues",
+    "filter_gradients",
     "kl",
     "log_prob",
     "logdet",
@@ -33,6 +50,7 @@ __all__ = [
     "matvec",
     "nll_loss",
     "patch_torch",
+    "positive_diag",
     "release_memory",
     "rsample",
     "solve",

@@ -8,7 +8,7 @@ log-determinant. Its backward is one op. All functions take the caller's broadca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,66 +16,7 @@ from torch.autograd import Function
 
 from lrd_kernels import _ops, reference
 from lrd_kernels._batch import Batch
-
-
-class Terms(NamedTuple):
-    """What is computed: maha * M + logdet * log det + constant, and how."""
-
-    maha: float
-    logdet: float
-    constant: float = 0.0
-    eps: float | None = None
-    precision: int = 0
-
-
-def _inputs(
-    batch: Batch,
-    value: Tensor | None,
-    loc: Tensor | None,
-    cov_factor: Tensor,
-    cov_diag: Tensor,
-    mask: Tensor | None,
-    eps: float | None,
-    precision: int,
-) -> tuple[Any, ...]:
-    """The leading arguments of the S-sized ops."""
-    return (
-        batch.factor(cov_factor),
-        batch.gaussians(cov_diag),
-        None if value is None else batch.values(value),
-        None if loc is None else batch.values(loc),
-        None if mask is None else batch.gaussians(mask),
-        eps,
-        precision,
-    )
-
-
-class Factorisation:
-    """What the calls of one distribution share, L^-1 and the summary, for as long as its parameters stay the same."""
-
-    def __init__(self) -> None:
-        self._key: tuple[int, ...] | None = None
-        self._known: tuple[Tensor, Tensor] | None = None
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Factorisation, ()  # a copy has other memory, and starts afresh
-
-    def recall(self, cov_factor: Tensor, cov_diag: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        if self._known is None or self._key != _state_of(cov_factor, cov_diag):
-            return None, None
-        return self._known
-
-    def remember(self, cov_factor: Tensor, cov_diag: Tensor, chol_inv: Tensor, summary: Tensor) -> None:
-        self._key = _state_of(cov_factor, cov_diag)
-        self._known = None if self._key is None else (chol_inv, summary)
-
-
-def _state_of(*tensors: Tensor) -> tuple[int, ...] | None:
-    """Changes when a tensor does. None where that cannot be told: writes to inference tensors are not counted, and
-    what only acts like a tensor may have no memory."""
-    if any(type(t) not in (Tensor, torch.nn.Parameter) or t.is_inference() for t in tensors):
-        return None
-    return tuple(number for t in tensors for number in (t.data_ptr(), t._version))
+from lrd_kernels._forward import FLOAT32, Factorisation, Terms, again_by_qr, beyond_cholesky, log_prob_fwd, op_inputs
 
 
 class LogProb(Function):
@@ -94,8 +35,8 @@ class LogProb(Function):
         terms: Terms,
     ) -> tuple[Tensor, ...]:
         batch = Batch(cov_factor, cov_diag, mask, (value, loc))
-        inputs = _inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision)
-        result, *state = _ops.log_prob_fwd(*inputs, None, None, terms.maha, terms.logdet, terms.constant)
+        inputs = op_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision)
+        result, *state = log_prob_fwd(inputs, (None, None), terms)
         if batch.N == 0:  # values were given, but none: the op's one result without a value is not asked for
             result = result[:, :0]
         return batch.from_values(result), *_as_outputs(batch, value, *state)
@@ -143,11 +84,14 @@ class EagerLogProb(Function):
         factorisation: Factorisation | None,
     ) -> Tensor:
         batch = Batch(cov_factor, cov_diag, mask, (value, loc))
-        inputs = _inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision)
+        inputs = op_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision)
         known = (None, None) if factorisation is None else factorisation.recall(cov_factor, cov_diag)
-        result, *made, z, value_info = _ops.log_prob_fwd(*inputs, *known, terms.maha, terms.logdet, terms.constant)
+        outputs = log_prob_fwd(inputs, known, terms)
+        result, *made, z, value_info = outputs
         if known[0] is not None:
-            made = known
+            made = list(known)
+        elif terms.precision != FLOAT32 and not terms.qr and beyond_cholesky(made[1]):
+            again_by_qr(inputs, outputs, terms)
         elif factorisation is not None:
             factorisation.remember(cov_factor, cov_diag, *made)
         ctx.save_for_backward(value, loc, cov_factor, cov_diag, mask)
@@ -237,7 +181,7 @@ def _gradients(
     need_value, need_loc, need_factor, need_diag = needs
     sum_loc = need_loc and not need_value and loc is not None and batch.shares_gaussians(loc)
     grad_factor, grad_diag, grad_loc = _ops.log_prob_bwd(
-        *_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision),
+        *op_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision),
         chol_inv,
         summary,
         z,
@@ -314,7 +258,7 @@ class Solve(Function):
     @staticmethod
     def forward(rhs: Tensor, cov_factor: Tensor, cov_diag: Tensor, precision: int) -> tuple[Tensor, Tensor]:
         batch = Batch(cov_factor, cov_diag, None, (rhs,))
-        inputs = _inputs(batch, rhs, None, cov_factor, cov_diag, None, None, precision)
+        inputs = op_inputs(batch, rhs, None, cov_factor, cov_diag, None, None, precision)
         result, *saved = _ops.log_prob_fwd(*inputs, None, None, 1.0, 0.0, 0.0)
         *_, z, value_info = saved
         one = torch.ones_like(result)
@@ -364,7 +308,7 @@ class CapacitanceCholesky(Function):
     @staticmethod
     def forward(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, precision: int) -> tuple[Tensor, Tensor]:
         batch = Batch(cov_factor, cov_diag, mask, ())
-        inputs = _inputs(batch, None, None, cov_factor, cov_diag, mask, None, precision)
+        inputs = op_inputs(batch, None, None, cov_factor, cov_diag, mask, None, precision)
         chol, *_, growth = _ops.capacitance_fwd(*_ops.gram_fwd(*inputs))
         failed = growth.isinf()
         chol = chol.masked_fill(failed[:, None, None], torch.nan)
@@ -400,7 +344,7 @@ class PrecisionDiag(Function):
     @staticmethod
     def forward(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
         batch = Batch(cov_factor, cov_diag, None, ())
-        inputs = _inputs(batch, None, None, cov_factor, cov_diag, None, None, 0)
+        inputs = op_inputs(batch, None, None, cov_factor, cov_diag, None, None, 0)
         result, *saved = _ops.log_prob_fwd(*inputs, None, None, 0.0, 1.0, 0.0)
         one = torch.ones_like(result)
         _, diag, _ = _ops.log_prob_bwd(*inputs, *saved, one, 0.0, 1.0, False, True, False, False)

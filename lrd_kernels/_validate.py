@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from lrd_kernels._schemas import PRECISIONS
+from lrd_kernels._schemas import PRECISIONS, QR
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ON_FAILURE = ("raise", "nan")
@@ -37,8 +37,14 @@ def option(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def options(precision: str, on_failure: str) -> None:
-    option("precision", precision, PRECISIONS)
+    option("precision", precision, (*PRECISIONS, QR))
     option("on_failure", on_failure, ON_FAILURE)
+
+
+def floating(name: str, tensor: Any) -> None:
+    _is_tensor(name, tensor)
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"{name} must be float32, float64, bfloat16 or float16; got {tensor.dtype}")
 
 
 def non_negative(name: str, value: Any) -> None:
@@ -50,11 +56,9 @@ def non_negative(name: str, value: Any) -> None:
 
 def gaussian(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = None, **vectors: Tensor) -> None:
     """Types, dtypes, devices and shapes of one call. `vectors` are the [..., S] arguments by name."""
-    _is_tensor("cov_factor", cov_factor)
+    floating("cov_factor", cov_factor)
     if cov_factor.dim() < 2:
         raise ValueError(f"cov_factor must have shape [..., S, R]; got {_shape(cov_factor)}")
-    if cov_factor.dtype not in DTYPES:
-        raise TypeError(f"cov_factor must be float32, float64, bfloat16 or float16; got {cov_factor.dtype}")
     S = cov_factor.shape[-2]
     batch: tuple[int, ...] = cov_factor.shape[:-2]
     for name, tensor in (("cov_diag", cov_diag), *vectors.items()):
@@ -139,7 +143,9 @@ def explain(
 ) -> NoReturn:
     """Finds the first bad entry and raises the error that names it."""
     diag_name = "cov_diag" if eps is None else "raw_diag"
-    diag = cov_diag.detach().double() if eps is None else cov_diag.detach().double().exp() + eps
+    diag = cov_diag.detach().double()
+    if eps is not None:  # finite raw entries cannot overflow
+        diag = torch.where(diag.isfinite(), diag.clamp(max=80), diag).exp() + eps
     wide_mask = None if mask is None else mask.detach()
     counted = diag if wide_mask is None else torch.where(wide_mask, diag, torch.inf)
     smallest = float(counted.min()) if counted.numel() else float("nan")

@@ -11,7 +11,7 @@ from torch.distributions import LowRankMultivariateNormal as TorchLowRankMultiva
 from torch.distributions.utils import lazy_property
 
 from lrd_kernels import _validate, functional
-from lrd_kernels._autograd import Factorisation
+from lrd_kernels._forward import Factorisation
 from lrd_kernels.reference import LOG_2PI
 
 __all__ = ["LowRankMultivariateNormal"]

@@ -10,7 +10,10 @@ Common arguments:
     mask: bool [..., S], True where an output exists. A False output adds nothing and gets a zero gradient; its value,
         mean, diagonal and factor row may be anything, NaN included.
     precision: "auto" (always within the error budget: float64, or float32 products where a certificate from the
-        capacitance and from the cancellation in the Mahalanobis term allows them), or "float64" or "float32" to force.
+        capacitance and from the cancellation in the Mahalanobis term allows them), or "float64" or "float32" to force;
+        "qr" for a factorisation that does not form the capacitance, several times slower (`log_prob`, `mahalanobis`,
+        `logdet`, `entropy` and `nll_loss`). "auto" and "float64" take it by themselves for items beyond a Cholesky, in
+        eager mode on the CPU; elsewhere it must be asked for, beyond a condition number near 1e11.
     on_failure: "raise" for an error that names the first bad number, "nan" for NaN in the bad items alone, with zero
         gradients. On a GPU and in compiled or transformed (torch.func) code nothing is inspected: it is always "nan".
     backend: a name of `backends()`, or None for the best that serves these tensors.
@@ -25,8 +28,11 @@ from torch import Tensor
 
 from lrd_kernels import _autograd, _dispatch, _validate, reference
 from lrd_kernels._batch import Batch
-from lrd_kernels._schemas import PRECISIONS
+from lrd_kernels._forward import Factorisation, Terms
+from lrd_kernels._schemas import PRECISIONS, QR
 from lrd_kernels.reference import LOG_2PI
+
+TRANSFORMS = ("exp", "softplus")
 
 __all__ = [
     "capacitance_cholesky",
@@ -36,6 +42,7 @@ __all__ = [
     "mahalanobis",
     "matvec",
     "nll_loss",
+    "positive_diag",
     "rsample",
     "solve",
 ]
@@ -108,28 +115,58 @@ def nll_loss(
     target: Tensor,
     *,
     eps: float = 0.01,
+    eps_std: float | None = None,
+    transform: str = "exp",
     mask: Tensor | None = None,
     reduction: str = "mean",
     precision: str = "auto",
     on_failure: str = "raise",
     backend: str | None = None,
 ) -> Tensor:
-    """Negative log-density of `target` [..., S] per (unmasked) output, with the diagonal `eps + exp(raw_diag)`.
-
-    `eps` bounds the variance from below. The exponential is taken inside the kernels, without a temporary.
+    """Negative log-density of `target` [..., S] per (unmasked) output, its diagonal `positive_diag(raw_diag, eps)`.
 
     Args:
+        eps: bounds the variance from below: `D = eps + exp(raw_diag)`, taken inside the kernels, without a temporary.
+        eps_std: bounds the standard deviation instead: `eps = eps_std ** 2`.
+        transform: "softplus" for `D = eps + softplus(raw_diag)`, which takes a temporary of raw_diag's size.
         reduction: over batch items: "mean", "sum", or "none" for shape [...].
     """
     _validate.option("reduction", reduction, _validate.REDUCTIONS)
-    _validate.non_negative("eps", eps)
+    floor = _floor(eps, eps_std)
+    _validate.option("transform", transform, TRANSFORMS)
     vectors = {"target": target, "mean": mean}
-    options = (mask, float(eps), precision, on_failure, backend)
-    result = terms(vectors, cov_factor, raw_diag, *options, maha=0.5, logdet=0.5, per_output=0.5 * LOG_2PI)
+    fused = transform == "exp"
+    diag = raw_diag if fused else positive_diag(raw_diag, floor, transform=transform)
+    options = (mask, floor if fused else None, precision, on_failure, backend)
+    result = terms(vectors, cov_factor, diag, *options, maha=0.5, logdet=0.5, per_output=0.5 * LOG_2PI)
     result = result / (max(raw_diag.shape[-1], 1) if mask is None else mask.sum(-1).clamp(min=1))
     if reduction == "none":
         return result
     return result.mean() if reduction == "mean" else result.sum()
+
+
+def positive_diag(
+    raw: Tensor, eps: float | None = None, *, eps_std: float | None = None, transform: str = "exp"
+) -> Tensor:
+    """A diagonal from unconstrained numbers: `eps + exp(raw)`, for the variances of a Gaussian.
+
+    The exponential does not overflow: above 80 (350 in float64, 11 in float16) the result stays what it is there, and
+    so does its gradient, which is thus finite and not zero for any finite number.
+
+    Args:
+        eps: the floor of the variance.
+        eps_std: the floor of the standard deviation; the variance's is its square. One of the two must be given.
+        transform: "exp", or "softplus" for `eps + log(1 + exp(raw))`, which grows linearly.
+    """
+    _validate.floating("raw", raw)
+    _validate.option("transform", transform, TRANSFORMS)
+    if (eps is None) == (eps_std is None):
+        raise ValueError(f"one of eps and eps_std must be given; got eps={eps}, eps_std={eps_std}")
+    floor = _floor(0.0 if eps is None else eps, eps_std)
+    if transform == "softplus":
+        return floor + torch.nn.functional.softplus(raw)
+    limit = 11.0 if raw.dtype == torch.float16 else reference.exp_limit(raw.dtype)
+    return reference.positive_diag(raw, floor, limit)
 
 
 def capacitance_cholesky(
@@ -163,7 +200,8 @@ def solve(
 ) -> Tensor:
     """`Sigma^-1 rhs` for vectors `rhs` [..., S]: shape [..., S]."""
     _validate.gaussian(cov_factor, cov_diag, rhs=rhs)
-    _validate.options(precision, on_failure)
+    _validate.option("precision", precision, PRECISIONS)
+    _validate.option("on_failure", on_failure, _validate.ON_FAILURE)
     if _dispatch.choose(backend, cov_factor.device.type) == "reference":
         result = reference.solve(rhs, cov_factor, cov_diag)
     else:
@@ -229,7 +267,7 @@ def terms(
     maha: float,
     logdet: float,
     per_output: float = 0.0,
-    factorisation: _autograd.Factorisation | None = None,
+    factorisation: Factorisation | None = None,
 ) -> Tensor:
     """`maha * M + logdet * log det Sigma + per_output * (number of outputs)`: the core of all scalar functions.
 
@@ -241,18 +279,25 @@ def terms(
     value, loc = (*vectors.values(), None, None)[:2]
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
     # With more columns than outputs the S x S matrix is factorised instead, by torch's own products.
+    qr = precision == QR
     if _dispatch.choose(backend, cov_factor.device.type) == "reference" or reference.is_wide(cov_factor):
-        result = reference.terms(
-            *(value, loc, cov_factor, cov_diag), mask=mask, eps=eps, maha=maha, logdet=logdet, constant=constant
-        )
+        inputs = (value, loc, cov_factor, cov_diag)
+        result = reference.terms(*inputs, mask=mask, eps=eps, maha=maha, logdet=logdet, constant=constant, qr=qr)
     else:
-        weights = _autograd.Terms(maha, logdet, constant, eps, PRECISIONS.index(precision))
+        weights = Terms(maha, logdet, constant, eps, PRECISIONS.index("auto" if qr else precision), qr)
         result = _autograd.log_prob(value, loc, cov_factor, cov_diag, mask, weights, factorisation)
     if mask is not None and per_output != 0.0:
         result = result + (per_output * mask.sum(-1, dtype=torch.float64)).to(result.dtype)
     if on_failure == "raise":
         _validate.check_result(result, cov_factor, cov_diag, mask, eps, **vectors)
     return result
+
+
+def _floor(eps: float, eps_std: float | None) -> float:
+    """The least variance."""
+    name, value = ("eps", eps) if eps_std is None else ("eps_std", eps_std)
+    _validate.non_negative(name, value)
+    return float(value if eps_std is None else value * value)
 
 
 def _multipliable(matrix: Tensor) -> Tensor:

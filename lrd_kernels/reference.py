@@ -25,9 +25,17 @@ def is_wide(cov_factor: Tensor) -> bool:
     return cov_factor.shape[-1] > cov_factor.shape[-2]
 
 
-def positive_diag(raw: Tensor, eps: float) -> Tensor:
-    """The diagonal `eps + exp(raw)`."""
-    return eps + raw.exp()
+def exp_limit(dtype: torch.dtype) -> float:
+    """Up to where a raw diagonal of this dtype is exponentiated: far from overflow, of its square too."""
+    return 350.0 if dtype == torch.float64 else 80.0
+
+
+def positive_diag(raw: Tensor, eps: float, limit: float) -> Tensor:
+    """The diagonal `eps + exp(raw)`, constant above the limit, but with the gradient that it has there: what went too
+    far is still pulled back."""
+    below = raw.clamp(max=limit).exp()
+    above = math.exp(limit) * (1 + (raw - raw.detach()))
+    return eps + torch.where(raw > limit, above, below)
 
 
 def terms(
@@ -42,15 +50,17 @@ def terms(
     logdet: float,
     constant: float | Tensor = 0.0,
     dtype: torch.dtype = torch.float64,
+    qr: bool = False,
 ) -> Tensor:
     """`maha * M + logdet * log det Sigma + constant`, of which every other scalar here is a case.
 
     `M` is the Mahalanobis term of `value - loc`; it is left out without `value`, and `loc` may be absent. With `eps`,
-    the diagonal is `positive_diag(cov_diag, eps)`.
+    the diagonal is `positive_diag(cov_diag, eps)`. `qr` factorises the capacitance without forming it.
     """
     P, D, good = _prepare(cov_factor, cov_diag, mask, eps, dtype)
-    wide = is_wide(cov_factor)
-    chol = _dual_tril(P, D) if wide else _capacitance_tril(P, D)
+    scaled, wide = P / D.sqrt()[..., None], is_wide(cov_factor)
+    # L of D^-1/2 Sigma D^-1/2 where that is the smaller matrix, else of the capacitance
+    chol = _qr_tril(scaled.mT if wide else scaled) if wide or qr else _capacitance_tril(P, D)
     result = logdet * (2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1) + D.log().sum(-1)) + constant
     if value is not None:
         diff = value.to(dtype) if loc is None else value.to(dtype) - loc.to(dtype)
@@ -113,6 +123,14 @@ def entropy(
     return terms(*(None, None, cov_factor, cov_diag), mask=mask, maha=0.0, logdet=0.5, constant=constant, dtype=dtype)
 
 
+def gram(
+    cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """`P^T D^-1 P`."""
+    P, D, good = _prepare(cov_factor, cov_diag, mask, None, dtype)
+    return torch.where(good[..., None, None], P.mT @ (P / D[..., None]), math.nan)
+
+
 def capacitance_cholesky(
     cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
@@ -156,7 +174,7 @@ def _prepare(
         P = torch.where(mask[..., None], P, 0)
         D = torch.where(mask, D, 0 if eps is not None else 1)
     if eps is not None:
-        D = positive_diag(D, eps)
+        D = positive_diag(D, eps, exp_limit(cov_diag.dtype))
         D = D if mask is None else torch.where(mask, D, 1)
     good = P.isfinite().all(-1).all(-1) & (D.isfinite() & (D > 0)).all(-1)
     return torch.where(good[..., None, None], P, 0), torch.where(good[..., None], D, 1), good
@@ -174,10 +192,13 @@ def _capacitance_tril(P: Tensor, D: Tensor) -> Tensor:
     return torch.linalg.cholesky(eye + P.mT @ (P / D[..., None]))
 
 
-def _dual_tril(P: Tensor, D: Tensor) -> Tensor:
-    """Cholesky factor of D^-1/2 Sigma D^-1/2."""
-    A = P / D.sqrt()[..., None]
-    return torch.linalg.cholesky(torch.eye(P.shape[-2], dtype=P.dtype, device=P.device) + A @ A.mT)
+def _qr_tril(scaled: Tensor) -> Tensor:
+    """Cholesky factor of I + scaled^T scaled, from the triangle of a QR decomposition of [I; scaled]."""
+    columns = scaled.shape[-1]
+    eye = torch.eye(columns, dtype=scaled.dtype, device=scaled.device).expand(*scaled.shape[:-2], columns, columns)
+    triangle = torch.linalg.qr(torch.cat([eye, scaled], -2)).R
+    signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(scaled.dtype)
+    return (signs[..., None] * triangle).mT
 
 
 def _capacitance_solve(chol: Tensor, u: Tensor) -> Tensor:

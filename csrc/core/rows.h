@@ -147,8 +147,14 @@ static double invert_by_fours(const double* d, double* w, int64_t n) {
 template <class T>
 static double read_diag(const Gaussian& g, int64_t begin, int64_t n, RowScratch rows) {
   read_vector<T>(g.diag, begin, n, rows.diag);
-  if (g.exp_diag)
-    for (int64_t i = 0; i < n; ++i) rows.diag[i] = g.eps + exp_branch_free(rows.diag[i]);
+  if (g.exp_diag) {
+    constexpr double kLimit = std::is_same_v<T, double> ? 350.0 : 80.0;  // above, finite numbers count as this one
+    for (int64_t i = 0; i < n; ++i) {
+      const double raw = rows.diag[i];
+      const bool above = raw > kLimit && raw <= std::numeric_limits<double>::max();
+      rows.diag[i] = g.eps + exp_branch_free(above ? kLimit : raw);
+    }
+  }
   if (g.mask.data)
     for (int64_t i = 0; i < n; ++i) rows.diag[i] = present(g, begin + i) ? rows.diag[i] : 1.0;
   int64_t bad = 0;

@@ -30,7 +30,11 @@ GOOD = testing.make_inputs((2,), 10, 3)
         ({"loc": torch.zeros(2, 10, device="meta").double()}, ValueError, "loc must be on .*cpu; got meta"),
         ({"mask": torch.ones(10)}, TypeError, "mask must be bool.*got torch.float32"),
         ({"mask": torch.ones(9).bool()}, ValueError, "mask must have shape"),
-        ({"precision": "double"}, ValueError, "precision must be one of 'auto', 'float64', 'float32'; got 'double'"),
+        (
+            {"precision": "double"},
+            ValueError,
+            "precision must be one of 'auto', 'float64', 'float32', 'qr'; got 'double'",
+        ),
         ({"on_failure": "ignore"}, ValueError, "on_failure must be one of 'raise', 'nan'; got 'ignore'"),
         ({"backend": "tpu"}, ValueError, "backend must be one of .*; got 'tpu'"),
     ],
@@ -144,9 +148,9 @@ def test_the_error_tells_what_it_knows():
         lrd.logdet(GOOD.cov_factor, D)
     assert caught.value.index == (1, 4)
     assert caught.value.smallest_diag == -2.0
-    huge = torch.full((10, 3), 1e200, dtype=torch.float64)
+    huge = torch.full((10, 3), 1e300, dtype=torch.float64)
     with pytest.raises(lrd.NotPositiveDefiniteError, match="exceed the range of float64") as caught:
-        lrd.logdet(huge, torch.ones(10).double())
+        lrd.logdet(huge, torch.full((10,), 1e-30).double())
     assert caught.value.index is None
     assert caught.value.condition > 1e300
 

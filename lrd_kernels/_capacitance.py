@@ -1,0 +1,40 @@
+"""The R x R side of a covariance in float64, without gradients: for the diagnostics."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lrd_kernels import _dispatch, _ops, _qr, reference
+from lrd_kernels._batch import Batch
+
+
+def gram(cov_factor: Tensor, cov_diag: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """`P^T D^-1 P`, or `P^T P` without a diagonal: [..., R, R], NaN where a number was bad."""
+    if cov_diag is None:
+        cov_diag = cov_factor.new_ones(()).expand(cov_factor.shape[:-1])
+    if _dispatch.choose(None, cov_factor.device.type) == "reference":
+        return reference.gram(cov_factor, cov_diag, mask=mask)
+    batch = Batch(cov_factor, cov_diag, mask, ())
+    inputs = (batch.factor(cov_factor), batch.gaussians(cov_diag), None, None)
+    sums, _, _, log_diag = _ops.gram_fwd(*inputs, None if mask is None else batch.gaussians(mask), None, 1)
+    bad = ~(log_diag.isfinite() & sums.isfinite().all(-1).all(-1))
+    return batch.from_gaussians(sums.masked_fill(bad[:, None, None], torch.nan))
+
+
+def cholesky(gram: Tensor) -> Tensor:
+    """The lower factor of `I + gram`, NaN where that has none."""
+    good = gram.isfinite().all(-1).all(-1)[..., None, None]
+    capacitance = torch.where(good, gram, 0) + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    chol, info = torch.linalg.cholesky_ex(capacitance)
+    return torch.where(good & (info == 0)[..., None, None], chol, torch.nan)
+
+
+def cholesky_by_qr(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The same lower factor by QR, good where a Cholesky ends, at a condition near 1e15."""
+    batch = Batch(cov_factor, cov_diag, mask, ())
+    inputs = (batch.factor(cov_factor), batch.gaussians(cov_diag), None)
+    inverse, summary, *_ = _qr.factorise(*inputs, None if mask is None else batch.gaussians(mask))
+    eye = torch.eye(inverse.shape[-1], dtype=inverse.dtype, device=inverse.device)
+    chol = torch.linalg.solve_triangular(inverse, eye, upper=False)
+    return batch.from_gaussians(chol.masked_fill(summary[:, 0].isinf()[:, None, None], torch.nan))

@@ -1,0 +1,117 @@
+"""Eigenvalues of one covariance by products with it, in float64. The factor is widened a chunk at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from lrd_kernels import _capacitance
+
+CHUNK_ELEMENTS = 2**21  # of the factor that are held in float64 at a time
+BASIS_ELEMENTS = 2**27  # that a Lanczos basis may take, 1 GB
+BASIS = 32  # vectors of it, of which a quarter stays at a restart
+
+Apply = Callable[[Tensor], Tensor]
+Accuracy = Callable[[float, float], float]  # of an eigenvalue with a residual
+
+
+class Covariance:
+    """`diag(D) + P P^T` of P [S, R] in any dtype and D [S] in float64."""
+
+    def __init__(self, P: Tensor, D: Tensor) -> None:
+        self.P, self.D = P, D
+        self.chunk = max(CHUNK_ELEMENTS // max(P.shape[1], 1), 1)
+
+    def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        for begin in range(0, self.P.shape[0], self.chunk):
+            rows = slice(begin, begin + self.chunk)
+            yield rows, self.P[rows].double()
+
+    def _project(self, v: Tensor) -> Tensor:
+        """P^T v"""
+        total = v.new_zeros(self.P.shape[1])
+        for rows, part in self._chunks():
+            total += v[rows] @ part
+        return total
+
+    def _lift(self, z: Tensor) -> Tensor:
+        """P z"""
+        return torch.cat([part @ z for _, part in self._chunks()])
+
+    def times(self, v: Tensor) -> Tensor:
+        return self.D * v + self._lift(self._project(v))
+
+    def inverse(self, shift: float) -> Apply:
+        """Multiplication by `(Sigma - shift I)^-1`, for a shift below the smallest diagonal entry."""
+        D = self.D - shift
+        chol = _capacitance.cholesky_by_qr(self.P, D)
+
+        def apply(v: Tensor) -> Tensor:
+            weighted = v / D
+            z = torch.cholesky_solve(self._project(weighted)[:, None], chol)[:, 0]
+            return weighted - self._lift(z) / D
+
+        return apply
+
+    def smallest_within(self) -> tuple[float, float]:
+        """Between which the smallest eigenvalue lies: the smallest entry of D below; above, the (R+1)-th smallest one,
+        and the smallest variance."""
+        S, R = self.P.shape
+        variance = self.D + torch.cat([part.square().sum(1) for _, part in self._chunks()])
+        high = float(variance.min())
+        if S > R:
+            high = min(high, float(self.D.kthvalue(R + 1).values))
+        return float(self.D.min()), high
+
+
+def power(apply: Apply, v: Tensor, accuracy: Accuracy, tol: float, max_iter: int) -> tuple[float, float, int]:
+    """The largest eigenvalue by repeated multiplication, until the residual falls below the tolerance.
+
+    Returns it, the accuracy reached and the number of products.
+    """
+    count = 0
+    while True:
+        v = v / v.norm()
+        image = apply(v)
+        count += 1
+        value = float(v @ image)
+        reached = accuracy(value, float((image - value * v).norm()))
+        if reached <= tol or count >= max_iter:
+            return value, reached, count
+        v = image
+
+
+def lanczos(apply: Apply, v: Tensor, accuracy: Accuracy, tol: float, max_iter: int) -> tuple[float, float, int]:
+    """The same by the Lanczos method with full orthogonalisation and thick restarts."""
+    S = v.numel()
+    size = min(max(min(BASIS, BASIS_ELEMENTS // S), 6), S)
+    basis = v.new_empty(size + 1, S)
+    projected = v.new_zeros(size, size)  # of the operator on the basis
+    basis[0] = v / v.norm()
+    known = count = 0
+    while True:
+        image = apply(basis[known])
+        count += 1
+        known += 1
+        used = basis[:known]
+        along = v.new_zeros(known)
+        for _ in range(2):  # once leaves too much in finite precision
+            part = used @ image
+            image -= part @ used
+            along += part
+        projected[:known, known - 1] = projected[known - 1, :known] = along
+        rest = float(image.norm())
+        values, vectors = torch.linalg.eigh(projected[:known, :known])
+        value = float(values[-1])
+        reached = accuracy(value, rest * abs(float(vectors[-1, -1])))
+        if reached <= tol or count >= max_iter or known == S or rest <= 1e-14 * abs(value):
+            return value, reached, count
+        if known == size:  # go on from the best quarter
+            kept = size // 4
+            basis[:kept] = vectors[:, -kept:].mT @ used
+            projected.zero_()
+            projected[:kept, :kept] = values[-kept:].diag()
+            known = kept
+        basis[known] = image / rest

@@ -1,0 +1,286 @@
+"""How near the edge a covariance is: bounds and estimates of condition numbers, and one record of them all.
+
+Nothing here is differentiable, and nothing raises for bad numbers: their items come out as NaN. Eigenvalues are counted
+from the smallest, lambda_1, to the largest, lambda_S.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lrd_kernels import _capacitance, _validate, functional
+from lrd_kernels._eigen import Covariance, lanczos, power
+
+__all__ = [
+    "Diagnosis",
+    "ExtremeEigenvalues",
+    "capacitance_condition",
+    "condition_bounds",
+    "diagnose",
+    "extreme_eigenvalues",
+]
+
+METHODS = ("lanczos", "power")
+QUANTILES = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
+AT_FLOOR = 1.01  # a diagonal entry counts as at the floor up to this multiple of it
+
+
+@torch.no_grad()
+def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Lower and upper bound on the condition number of Sigma, each [...] in float64, by Weyl's inequality.
+
+        (|P|^2 + lambda_1(D)) / lambda_{R+1}(D)  <=  kappa(Sigma)  <=  (|P|^2 + lambda_S(D)) / lambda_1(D)
+
+    with the spectral norm of P from its R x R Gram matrix, and the entries of D in ascending order: lambda_1(D) is the
+    smallest one. With no more outputs than columns there is no lambda_{R+1}(D); then the smallest of all of Weyl's
+    bounds on lambda_1(Sigma) takes its place.
+    """
+    _validate.gaussian(cov_factor, cov_diag, mask)
+    spectrum = _eigenvalues(_capacitance.gram(cov_factor, None, mask))
+    return _bounds(spectrum, _sortable(cov_diag, mask, torch.inf), _sortable(cov_diag, mask, -torch.inf))
+
+
+@torch.no_grad()
+def capacitance_condition(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Condition number of the capacitance `I + P^T D^-1 P`, [...] in float64, from the singular values of its Cholesky
+    factor. Beyond 1e15, where that factor ends, it is that of a QR decomposition."""
+    _validate.gaussian(cov_factor, cov_diag, mask)
+    return _condition(_capacitance.gram(cov_factor, cov_diag, mask), cov_factor, cov_diag, mask)
+
+
+class ExtremeEigenvalues(NamedTuple):
+    """The ends of the spectrum of Sigma, each [...] in float64.
+
+    A residual is relative: an eigenvalue of Sigma lies within `residual * value` of the value given.
+    """
+
+    smallest: Tensor
+    largest: Tensor
+    smallest_residual: Tensor
+    largest_residual: Tensor
+    converged: Tensor  # bool: both residuals are within the tolerance
+    iterations: Tensor  # products with Sigma and solves together
+
+    @property
+    def condition(self) -> Tensor:
+        """Condition number of Sigma."""
+        return self.largest / self.smallest
+
+
+@torch.no_grad()
+def extreme_eigenvalues(
+    cov_factor: Tensor, cov_diag: Tensor, *, tol: float = 1e-6, max_iter: int = 500, method: str = "lanczos"
+) -> ExtremeEigenvalues:
+    """Smallest and largest eigenvalue of Sigma, by iteration in float64, item after item.
+
+    Args:
+        tol: largest relative residual of a converged eigenvalue.
+        max_iter: products with the matrix, for each of the two.
+        method: "lanczos", restarted, on Sigma and on `(Sigma - s I)^-1` with a shift s just below the smallest diagonal
+            entry, which is itself just below the smallest eigenvalue; or "power", the plain iteration on Sigma and
+            Sigma^-1, whose smallest eigenvalue may take thousands of steps because its neighbours are close.
+    """
+    _validate.gaussian(cov_factor, cov_diag)
+    _validate.non_negative("tol", tol)
+    _validate.non_negative("max_iter", max_iter)
+    _validate.option("method", method, METHODS)
+    shape = torch.broadcast_shapes(cov_factor.shape[:-2], cov_diag.shape[:-1])
+    factors = cov_factor.expand(*shape, *cov_factor.shape[-2:])
+    diags = cov_diag.expand(*shape, cov_diag.shape[-1])
+    results = []
+    for index in torch.cartesian_prod(*map(torch.arange, shape)).reshape(-1, len(shape)).tolist() if shape else [[]]:
+        results.append(_extremes(factors[tuple(index)], diags[tuple(index)], tol, max_iter, method))
+    columns = torch.tensor(results, dtype=torch.float64, device=cov_factor.device).reshape(*shape, 5).unbind(-1)
+    smallest, largest, smallest_residual, largest_residual, iterations = columns
+    converged = (smallest_residual <= tol) & (largest_residual <= tol)
+    return ExtremeEigenvalues(
+        smallest, largest, smallest_residual, largest_residual, converged, iterations.to(torch.int64)
+    )
+
+
+class Diagnosis(NamedTuple):
+    """What `diagnose` found. Batch dimensions lead; all but the counts are float64."""
+
+    outputs: int
+    rank: int
+    condition_lower: Tensor  # [...] bounds on the condition number of Sigma
+    condition_upper: Tensor
+    capacitance_condition: Tensor  # [...]
+    floor: Tensor  # [...] eps, or the smallest diagonal entry where none was told
+    share_at_floor: Tensor  # [...] of the diagonal entries, those up to 1.01 times the floor
+    largest_leverage: Tensor  # [...] of an output: 1 where the low-rank part explains all of it
+    spectrum: Tensor  # [..., R] eigenvalues of P P^T, the largest first
+    effective_rank: Tensor  # [...] exp of the entropy of the spectrum's shares
+    diag_quantiles: Tensor  # [..., 7] of D, at 0, 1, 10, 50, 90, 99 and 100 %
+    bad_entries: Tensor  # [...] int64: entries of P or D that are not finite, or of D not positive
+
+    @property
+    def verdict(self) -> str:
+        """In plain words, of the worst item: what is wrong, and what helps."""
+        return _verdict(self)
+
+    def __str__(self) -> str:
+        return _describe(self)
+
+
+@torch.no_grad()
+def diagnose(cov_factor: Tensor, cov_diag: Tensor, eps: float | None = None) -> Diagnosis:
+    """The numerical health of a covariance, for less than a training step: print the result.
+
+    Args:
+        eps: the floor of the diagonal, `positive_diag`'s. Unless told, the smallest entry counts as it.
+    """
+    _validate.gaussian(cov_factor, cov_diag)
+    if eps is not None:
+        _validate.non_negative("eps", eps)
+    bad = (~cov_factor.isfinite()).sum((-2, -1)) + (~(cov_diag.isfinite() & (cov_diag > 0))).sum(-1)
+    weighted = _capacitance.gram(cov_factor, cov_diag)
+    spectrum = _eigenvalues(_capacitance.gram(cov_factor))
+    lower, upper = _bounds(spectrum, cov_diag.double(), cov_diag.double())
+    diag = cov_diag.double()
+    S = diag.shape[-1]
+    floor = diag.amin(-1) if eps is None else torch.full_like(diag[..., 0], eps)
+    shares = spectrum / spectrum.sum(-1, keepdim=True)
+    explained = 1 - (functional.precision_diag(cov_factor, cov_diag).double() * diag)
+    nan = torch.where(bad > 0, torch.nan, 0.0)
+    ranks = [1 + round(q * (S - 1)) for q in QUANTILES]
+    return Diagnosis(
+        outputs=S,
+        rank=cov_factor.shape[-1],
+        condition_lower=lower + nan,
+        condition_upper=upper + nan,
+        capacitance_condition=_condition(weighted, cov_factor, cov_diag, None) + nan,
+        floor=floor,
+        share_at_floor=(diag <= AT_FLOOR * floor[..., None]).double().mean(-1),
+        largest_leverage=explained.amax(-1).clamp(0, 1) + nan,
+        spectrum=spectrum.flip(-1),
+        effective_rank=torch.special.entr(shares).sum(-1).exp() if spectrum.shape[-1] else torch.zeros_like(floor),
+        diag_quantiles=torch.stack([diag.kthvalue(k, -1).values for k in ranks], -1),
+        bad_entries=bad,
+    )
+
+
+def _sortable(cov_diag: Tensor, mask: Tensor | None, absent: float) -> Tensor:
+    diag = cov_diag.double()
+    return diag if mask is None else torch.where(mask, diag, absent)
+
+
+def _eigenvalues(gram: Tensor) -> Tensor:
+    """[..., R] ascending, not below 0; NaN for a matrix that has a NaN."""
+    good = gram.isfinite().all(-1).all(-1)[..., None]
+    values = torch.linalg.eigvalsh(torch.where(good[..., None], gram, 0)).clamp(min=0)
+    return torch.where(good, values, torch.nan)
+
+
+def _bounds(spectrum: Tensor, ascending_last: Tensor, descending_last: Tensor) -> tuple[Tensor, Tensor]:
+    """Weyl's bounds from the eigenvalues of P^T P [..., R] and the diagonal [..., S], where what is masked stands once
+    for infinity and once for minus infinity."""
+    S, R = ascending_last.shape[-1], spectrum.shape[-1]
+    smallest, largest = ascending_last.amin(-1), descending_last.amax(-1)
+    norm = spectrum[..., -1] if R else torch.zeros_like(smallest)
+    if S > R:
+        edge = ascending_last.kthvalue(R + 1, -1).values
+    else:
+        edge = (spectrum[..., R - S :] + ascending_last.sort(-1, descending=True).values).amin(-1)
+    good = (smallest > 0) & (largest < torch.inf)
+    lower = torch.where(good, (norm + smallest) / edge, torch.nan)
+    return lower, torch.where(good, (norm + largest) / smallest, torch.nan)
+
+
+def _condition(gram: Tensor, cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None) -> Tensor:
+    if gram.shape[-1] == 0:
+        return torch.ones(gram.shape[:-2], dtype=gram.dtype, device=gram.device)
+    good = gram.isfinite().all(-1).all(-1)
+    condition = _condition_of(_capacitance.cholesky(gram))
+    if bool((good & ~(condition < 1e14)).any()):
+        by_qr = _condition_of(_capacitance.cholesky_by_qr(cov_factor, cov_diag, mask))
+        condition = torch.where(good & ~(condition < 1e14), by_qr, condition)
+    return condition
+
+
+def _condition_of(chol: Tensor) -> Tensor:
+    """Of L L^T, whose eigenvalues are 1 or more."""
+    good = chol.isfinite().all(-1).all(-1)
+    eye = torch.eye(chol.shape[-1], dtype=chol.dtype, device=chol.device)
+    values = torch.linalg.svdvals(torch.where(good[..., None, None], chol, eye))
+    return torch.where(good, (values[..., 0] / values[..., -1].clamp(min=1)).square(), torch.nan)
+
+
+def _extremes(P: Tensor, D: Tensor, tol: float, max_iter: int, method: str) -> tuple[float, ...]:
+    """smallest, largest, their residuals, iterations of one item."""
+    if not bool((D.isfinite() & (D > 0)).all() & P.isfinite().all()) or D.numel() == 0:
+        return (math.nan, math.nan, math.nan, math.nan, 0)
+    sigma = Covariance(P, D.double())
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(D.shape, dtype=torch.float64, generator=generator).to(D.device)
+    iterate = lanczos if method == "lanczos" else power
+    largest, largest_residual, products = iterate(sigma.times, start, lambda v, r: r / v, tol, max_iter)
+    shift = 0.0
+    if method == "lanczos":
+        low, high = sigma.smallest_within()
+        if high - low <= tol * low:  # as at a floor that more than R outputs share
+            return (low, largest, (high - low) / low, largest_residual, products)
+        shift = low - max(0.1 * (high - low), 1e-4 * low)
+    inverse = sigma.inverse(shift)
+
+    def relative(value: float, residual: float) -> float:
+        # |1 / (lambda - shift) - value| <= residual, in terms of lambda = shift + 1 / value
+        return residual / (value * value * (shift + 1 / value))
+
+    value, smallest_residual, solves = iterate(inverse, start, relative, tol, max_iter)
+    return (shift + 1 / value, largest, smallest_residual, largest_residual, products + solves)
+
+
+ADVICE = "raise eps, lower the rank, or lower the weight alpha of the likelihood in the loss"
+
+
+def _verdict(d: Diagnosis) -> str:
+    if d.condition_upper.numel() == 0:
+        return "Empty: there is nothing to judge."
+    if int(d.bad_entries.sum()):
+        return f"Not a covariance: {int(d.bad_entries.sum())} entries are not finite, or of the diagonal not positive."
+    condition, share = float(d.capacitance_condition.max()), float(d.share_at_floor.max())
+    if condition >= 1e14:
+        words = f'Beyond a Cholesky in float64: use precision="qr", and {ADVICE}.'
+    elif condition >= 1e11:
+        words = f"At the edge: gradients begin to lose digits even in float64; {ADVICE}."
+    elif max(condition, float(d.condition_lower.max())) >= 1e6:
+        words = f"Safe here, but float32 arithmetic may fail. To be safe there too: {ADVICE}."
+    else:
+        words = "Healthy."
+    if share > 0.5:
+        words += f" {share:.0%} of the diagonal is at its floor: the floor holds, and the data may allow a lower eps."
+    if d.rank >= 4 and float(d.effective_rank.min()) < 0.5 * d.rank:
+        words += f" The factor acts like {float(d.effective_rank.min()):.1f} of its {d.rank} columns: fewer would do."
+    return words
+
+
+def _describe(d: Diagnosis) -> str:
+    def span(tensor: Tensor) -> str:
+        if tensor.numel() == 0:
+            return "-"
+        low, high = float(tensor.min()), float(tensor.max())
+        return f"{low:.3g}" if tensor.numel() == 1 or low == high else f"{low:.3g} to {high:.3g}"
+
+    items = d.condition_upper.numel()
+    quantiles = ", ".join(f"{q:.0%} {span(d.diag_quantiles[..., i])}" for i, q in enumerate(QUANTILES))
+    leading = ", ".join(span(d.spectrum[..., i]) for i in range(min(d.rank, 4)))
+    more = ", ..." if d.rank > 4 else ""
+    lines = [
+        f"{items} covariance{'s' * (items != 1)} of {d.outputs} outputs and rank {d.rank}",
+        f"  condition of Sigma        from {span(d.condition_lower)} to {span(d.condition_upper)} (bounds)",
+        f"  condition of capacitance  {span(d.capacitance_condition)}",
+        f"  diagonal at its floor     {float(d.share_at_floor.double().mean()):.1%} (floor {span(d.floor)})"
+        if items
+        else "",
+        f"  quantiles of D            {quantiles}",
+        f"  spectrum of P P^T         {leading}{more} (effective rank {span(d.effective_rank)})",
+        f"  largest leverage          {span(d.largest_leverage)}",
+        f"  bad entries               {int(d.bad_entries.sum())}",
+        f"  {d.verdict}",
+    ]
+    return "\n".join(line for line in lines if line)
