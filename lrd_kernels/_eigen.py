@@ -1,4 +1,4 @@
-"""Eigenvalues of one covariance by products with it, in float64. The factor is widened a chunk at a time."""
+"""Eigenvalues of one covariance by products with it, in float64. A large factor is widened a chunk at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lrd_kernels import _capacitance
 
-CHUNK_ELEMENTS = 2**21  # of the factor that are held in float64 at a time
+CHUNK_ELEMENTS = 2**26  # of the factor that are held in float64 at a time, half a GB
 BASIS_ELEMENTS = 2**27  # that a Lanczos basis may take, 1 GB
 BASIS = 32  # vectors of it, of which a quarter stays at a restart
 
@@ -21,7 +21,8 @@ class Covariance:
     """`diag(D) + P P^T` of P [S, R] in any dtype and D [S] in float64."""
 
     def __init__(self, P: Tensor, D: Tensor) -> None:
-        self.P, self.D = P, D
+        small = P.numel() <= CHUNK_ELEMENTS
+        self.P, self.D = P.double() if small else P, D
         self.chunk = max(CHUNK_ELEMENTS // max(P.shape[1], 1), 1)
 
     def _chunks(self) -> Iterator[tuple[slice, Tensor]]:

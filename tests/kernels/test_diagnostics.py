@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lrd_kernels as lrd
-from lrd_kernels import testing
+from lrd_kernels import _eigen, testing
 
 
 def exact(factor, diag, mask=None):
@@ -238,3 +238,12 @@ def test_reference_backend_agrees():
         plain = lrd.diagnose(factor, diag)
     for a, b in zip(served[2:], plain[2:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_large_factor_is_taken_in_chunks(monkeypatch):
+    factor, diag = covariance(100, 4, dtype=torch.float32)
+    whole = lrd.extreme_eigenvalues(factor, diag)
+    monkeypatch.setattr(_eigen, "CHUNK_ELEMENTS", 52)
+    chunked = lrd.extreme_eigenvalues(factor, diag)
+    torch.testing.assert_close(chunked.smallest, whole.smallest, rtol=1e-6, atol=0)
+    torch.testing.assert_close(chunked.largest, whole.largest, rtol=1e-6, atol=0)
