@@ -143,15 +143,19 @@ def draw(path: Path, bounds: dict[str, dict[str, list[float]]]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(bounds), figsize=(10, 3.8), layout="constrained")
-    for axis, (name, found) in zip(axes, bounds.items(), strict=True):
+    figure, axes = plt.subplots(2, len(bounds), figsize=(10, 6), layout="constrained", sharex=True)
+    for column, (name, found) in zip(axes.T, bounds.items(), strict=True):
         rank = range(1, len(found["exact"]) + 1)
-        axis.plot(rank, found["upper"], color="tab:red", linewidth=1, label="upper bound")
-        axis.plot(rank, found["exact"], color="black", linewidth=1.5, label="exact, float64")
-        axis.plot(rank, found["lower"], color="tab:green", linewidth=1, label="lower bound")
-        axis.set(yscale="log", xlabel="covariances, by exact value", title=f"{len(found['exact'])} {name} covariances")
-    axes[0].set_ylabel("condition number of the covariance")
-    axes[0].legend(frameon=False)
+        for axis, unit in zip(column, ([1.0] * len(rank), found["exact"]), strict=True):
+            for what, color in (("upper", "tab:red"), ("exact", "black"), ("lower", "tab:green")):
+                label = "exact, float64" if what == "exact" else f"{what} bound"
+                values = [v / u for v, u in zip(found[what], unit, strict=True)]
+                axis.plot(rank, values, color=color, linewidth=1, label=label)
+        column[0].set(yscale="log", title=f"{len(rank)} {name} covariances")
+        column[1].set(xlabel="covariances, by exact value")
+    axes[0, 0].set_ylabel("condition number of the covariance")
+    axes[1, 0].set_ylabel("as a multiple of the exact value")
+    axes[0, 0].legend(frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

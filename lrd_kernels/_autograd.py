@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Parameter
 
 from lrd_kernels import _ops, reference
 from lrd_kernels._batch import Batch
-from lrd_kernels._forward import FLOAT32, Factorisation, Terms, again_by_qr, beyond_cholesky, log_prob_fwd, op_inputs
+from lrd_kernels._forward import Factorisation, Terms, again_by_qr, declined, log_prob_fwd, op_inputs
+from lrd_kernels._schemas import DECLINING_AUTO
 
 
 class LogProb(Function):
@@ -84,13 +86,15 @@ class EagerLogProb(Function):
         factorisation: Factorisation | None,
     ) -> Tensor:
         batch = Batch(cov_factor, cov_diag, mask, (value, loc))
-        inputs = op_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision)
+        looking = terms.precision == 0 and not terms.qr and type(cov_factor) in (Tensor, Parameter)
+        precision = DECLINING_AUTO if looking else terms.precision
+        inputs = op_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, precision)
         known = (None, None) if factorisation is None else factorisation.recall(cov_factor, cov_diag)
         outputs = log_prob_fwd(inputs, known, terms)
         result, *made, z, value_info = outputs
         if known[0] is not None:
             made = list(known)
-        elif terms.precision != FLOAT32 and not terms.qr and beyond_cholesky(made[1]):
+        elif looking and declined(result):
             again_by_qr(inputs, outputs, terms)
         elif factorisation is not None:
             factorisation.remember(cov_factor, cov_diag, *made)

@@ -10,9 +10,6 @@ from torch import Tensor
 
 from lrd_kernels import _ops, _qr, reference
 from lrd_kernels._batch import Batch
-from lrd_kernels._schemas import PRECISIONS
-
-FLOAT32 = PRECISIONS.index("float32")
 
 
 class Terms(NamedTuple):
@@ -67,19 +64,16 @@ def log_prob_fwd(
     return result.to(reference.result_dtype(factor.dtype)), chol_inv, summary, z, failed.to(torch.int32)
 
 
-# Of the capacitance: up to here a Cholesky holds the log-density to 1e-7.
-GROWTH_LIMIT = 1e10
-
-
-def beyond_cholesky(summary: Tensor) -> bool:
-    """Whether an item needs QR, where one may look; not for rank 1, whose Cholesky is a square root."""
-    looking = type(summary) is Tensor and summary.device.type == "cpu" and summary.numel() > 0
-    return looking and not summary[:, 0].max().item() <= GROWTH_LIMIT
+def declined(result: Tensor) -> bool:
+    """Whether a result of "auto, declining" has failures."""
+    return result.item() != result.item() if result.numel() == 1 else bool(result.isnan().any())
 
 
 def again_by_qr(inputs: tuple[Any, ...], outputs: Sequence[Tensor], terms: Terms) -> None:
-    """Replaces the items that a Cholesky did not reach in the outputs of the forward op."""
-    items = (~(outputs[2][:, 0] <= GROWTH_LIMIT)).nonzero()[:, 0]
+    """Replaces the items that have failed in the outputs of the forward op. Bad numbers fail again."""
+    items = outputs[2][:, 0].isinf().nonzero()[:, 0]
+    if len(items) == 0:  # a value has failed, no covariance
+        return
     factor, *others = inputs[:5]
     per_factor = outputs[2].shape[0] // factor.shape[0]
     chosen = [None if t is None else t[items] for t in others]

@@ -8,6 +8,7 @@ With `eps`, `cov_diag` is raw and `D = eps + exp(cov_diag)`. `precision` is an i
 NAMESPACE = "lrd"
 
 PRECISIONS = ("auto", "float64", "float32")  # of the ops
+DECLINING_AUTO = 3  # of log_prob_fwd: "auto", but what a Cholesky does not hold is a failure, for the caller to mend
 QR = "qr"  # the fourth a caller may ask for: the factorisation is made outside, and given to the ops
 
 _INPUTS = "Tensor cov_factor, Tensor cov_diag, Tensor? value, Tensor? loc, Tensor? mask, float? eps, int precision"

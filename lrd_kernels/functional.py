@@ -12,8 +12,8 @@ Common arguments:
     precision: "auto" (always within the error budget: float64, or float32 products where a certificate from the
         capacitance and from the cancellation in the Mahalanobis term allows them), or "float64" or "float32" to force;
         "qr" for a factorisation that does not form the capacitance, several times slower (`log_prob`, `mahalanobis`,
-        `logdet`, `entropy` and `nll_loss`). "auto" and "float64" take it by themselves for items beyond a Cholesky, in
-        eager mode on the CPU; elsewhere it must be asked for, beyond a condition number near 1e11.
+        `logdet`, `entropy` and `nll_loss`). "auto" takes it by itself for items beyond a Cholesky, in eager mode on
+        the CPU; elsewhere it must be asked for, beyond a condition number near 1e11.
     on_failure: "raise" for an error that names the first bad number, "nan" for NaN in the bad items alone, with zero
         gradients. On a GPU and in compiled or transformed (torch.func) code nothing is inspected: it is always "nan".
     backend: a name of `backends()`, or None for the best that serves these tensors.

@@ -16,6 +16,9 @@ namespace {
 // What a Gaussian still needs after its sums: nothing, its differences put relative to a shift, or all again in double.
 enum class Verdict : char { good, cancels, imprecise };
 
+// Up to this growth a Cholesky holds the log-density to 1e-7.
+constexpr double kCholeskyGrowth = 1e10;
+
 // Per Gaussian: the growth (infinity where a number was not finite), and log det Sigma.
 struct Summary {
   double growth, logdet;
@@ -24,10 +27,12 @@ struct Summary {
 class Forward {
  public:
   // `z` [B, N, R] and `value_info` [B, N] are written; so are `chol_inv` [B, R, R] and `summaries` [B], unless `known`.
-  Forward(const Inputs& in, int64_t precision, double* chol_inv, Summary* summaries, bool known, double* z,
-          int32_t* value_info)
+  // `declining` makes a failure of what a Cholesky does not hold.
+  Forward(const Inputs& in, int64_t precision, bool declining, double* chol_inv, Summary* summaries, bool known,
+          double* z, int32_t* value_info)
       : in_(in),
         automatic_(precision == 0),
+        declining_(declining),
         chol_inv_(chol_inv),
         summaries_(summaries),
         z_(z),
@@ -131,8 +136,9 @@ class Forward {
     double* gram_diag = chol + R * R;
     double* step = gram_diag + R;
     for (int64_t j = 0; j < R; ++j) gram_diag[j] = gram[j * R + j];
-    const Covariance covariance = factorise(gram, sums_.log_diag[b], chol, gram, step + R, R);
+    Covariance covariance = factorise(gram, sums_.log_diag[b], chol, gram, step + R, R);
     if (automatic_ && compute == Compute::f32 && !(covariance.growth <= kFloat32Growth)) return Verdict::imprecise;
+    if (declining_ && covariance.growth > kCholeskyGrowth) covariance.growth = std::numeric_limits<double>::infinity();
     summaries_[b] = {covariance.growth, covariance.logdet};
     bool cancels = false;
     for (int64_t at = b * N; at < (b + 1) * N; ++at) {
@@ -193,7 +199,7 @@ class Forward {
   }
 
   const Inputs& in_;
-  const bool automatic_;
+  const bool automatic_, declining_;
   double* chol_inv_;
   Summary* summaries_;
   double* z_;
@@ -206,6 +212,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(
     const Tensor& cov_factor, const Tensor& cov_diag, std::optional<Tensor> value, std::optional<Tensor> loc,
     std::optional<Tensor> mask, std::optional<double> eps, int64_t precision, std::optional<Tensor> known_chol_inv,
     std::optional<Tensor> known_summary, double maha, double logdet, double constant) {
+  constexpr int64_t kDecliningAuto = 3;
+  const bool declining = precision == kDecliningAuto;
+  if (declining) precision = 0;
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, precision);
   const int64_t B = in.B, N = in.N, R = in.R, results = N > 0 ? N : 1;
   const bool wide = in.dtype == DType::f64;
@@ -223,7 +232,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(
       known ? const_cast<double*>(known_chol_inv->const_data_ptr<double>()) : chol_inv.mutable_data_ptr<double>();
   double* summaries =
       known ? const_cast<double*>(known_summary->const_data_ptr<double>()) : summary.mutable_data_ptr<double>();
-  const Forward forward(in, precision, inverse, reinterpret_cast<Summary*>(summaries), known,
+  const Forward forward(in, precision, declining, inverse, reinterpret_cast<Summary*>(summaries), known,
                         z.mutable_data_ptr<double>(), value_info.mutable_data_ptr<int32_t>());
   for (int64_t at = 0; at < B * results; ++at) {
     const double number = forward.result(at / results, at % results, maha, logdet, constant);
