@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -138,10 +139,11 @@ def summary(known: dict) -> str:
 
 
 def write_json(path: Path, document: dict) -> None:
-    """A whole file or none, and null for what is not a number: strict readers know no NaN."""
+    """A whole file or none, and null for what is not a number: strict readers know no NaN. Short lists on a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(finite(document), indent=1, allow_nan=False) + "\n")
+    text = json.dumps(finite(document), indent=1, allow_nan=False)
+    unfinished.write_text(re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found.group().split()), text) + "\n")
     unfinished.replace(path)
 
 
