@@ -27,3 +27,19 @@ def test_three_times_faster_than_torchs_class(layout):
             torch.autograd.grad(function(*leaves).sum(), leaves[1:])
             best[name] = min(best.get(name, float("inf")), time.perf_counter() - start)
     assert best["torch"] >= 3 * best["lrd"], best
+
+
+@pytest.mark.slow
+def test_diagnose_costs_less_than_a_step_of_torchs_class():
+    inputs = testing.make_inputs((), 196608, 72, dtype=torch.float32)
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    best = {}
+    for _ in range(4):
+        for name, call in (
+            ("torch", lambda: torch.autograd.grad(torchs(*leaves), leaves[1:])),
+            ("diagnose", lambda: lrd.diagnose(inputs.cov_factor, inputs.cov_diag)),
+        ):
+            start = time.perf_counter()
+            call()
+            best[name] = min(best.get(name, float("inf")), time.perf_counter() - start)
+    assert best["diagnose"] < best["torch"], best
