@@ -3,6 +3,7 @@
 from lrd_kernels import kl  # registers the divergences
 from lrd_kernels._dispatch import backends, use_backend
 from lrd_kernels._load import release_memory
+from lrd_kernels._truncation import truncate
 from lrd_kernels._validate import NotPositiveDefiniteError
 from lrd_kernels.diagnostics import (
     Diagnosis,
@@ -26,6 +27,7 @@ from lrd_kernels.functional import (
     solve,
 )
 from lrd_kernels.gradients import filter_gradients
+from lrd_kernels.joint import JointAccumulator, JointNormal, SemidefiniteNormal, joint, mixture_log_prob
 from lrd_kernels.swap import patch_torch
 
 __version__ = "0.1.0"
@@ -33,8 +35,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Diagnosis",
     "ExtremeEigenvalues",
+    "JointAccumulator",
+    "JointNormal",
     "LowRankMultivariateNormal",
     "NotPositiveDefiniteError",
+    "SemidefiniteNormal",
     "backends",
     "capacitance_cholesky",
     "capacitance_condition",
@@ -43,16 +48,19 @@ __all__ = [
     "entropy",
     "extreme_eigenvalues",
     "filter_gradients",
+    "joint",
     "kl",
     "log_prob",
     "logdet",
     "mahalanobis",
     "matvec",
+    "mixture_log_prob",
     "nll_loss",
     "patch_torch",
     "positive_diag",
     "release_memory",
     "rsample",
     "solve",
+    "truncate",
     "use_backend",
 ]

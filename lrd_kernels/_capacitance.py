@@ -7,17 +7,23 @@ from torch import Tensor
 
 from lrd_kernels import _dispatch, _ops, _qr, reference
 from lrd_kernels._batch import Batch
+from lrd_kernels._schemas import PRECISIONS
 
 
-def gram(cov_factor: Tensor, cov_diag: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """`P^T D^-1 P`, or `P^T P` without a diagonal: [..., R, R], NaN where a number was bad."""
+def gram(
+    cov_factor: Tensor, cov_diag: Tensor | None = None, mask: Tensor | None = None, precision: str = "float64"
+) -> Tensor:
+    """`P^T D^-1 P`, or `P^T P` without a diagonal: [..., R, R], NaN where a number was bad. With "float32", products of
+    narrower inputs are taken in it, and their sums flushed to float64 with every block of rows."""
     if cov_diag is None:
         cov_diag = cov_factor.new_ones(()).expand(cov_factor.shape[:-1])
     if _dispatch.choose(None, cov_factor.device.type) == "reference":
         return reference.gram(cov_factor, cov_diag, mask=mask)
     batch = Batch(cov_factor, cov_diag, mask, ())
     inputs = (batch.factor(cov_factor), batch.gaussians(cov_diag), None, None)
-    sums, _, _, log_diag = _ops.gram_fwd(*inputs, None if mask is None else batch.gaussians(mask), None, 1)
+    sums, _, _, log_diag = _ops.gram_fwd(
+        *inputs, None if mask is None else batch.gaussians(mask), None, PRECISIONS.index(precision)
+    )
     bad = ~(log_diag.isfinite() & sums.isfinite().all(-1).all(-1))
     return batch.from_gaussians(sums.masked_fill(bad[:, None, None], torch.nan))
 

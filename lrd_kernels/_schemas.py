@@ -34,6 +34,9 @@ SCHEMAS = {
         f"({_INPUTS}, Tensor? chol_inv, Tensor? summary, float maha, float logdet, float constant)"
         " -> (Tensor result, Tensor chol_inv, Tensor summary, Tensor z, Tensor value_info)"
     ),
+    # cov_factor [B, S, R], cov_diag [B, S], basis V [B, R, K] in float64 -> P V [B, S, K] in the factor's layout, and
+    # the diagonal, with fold that plus what P V leaves out: D + rowsum(P^2) - rowsum((P V)^2), not less than D
+    "project_fold_fwd": "(Tensor cov_factor, Tensor cov_diag, Tensor basis, bool fold) -> (Tensor factor, Tensor diag)",
     # Gradients of sum_n grad_n (maha * M_n + logdet * log det Sigma), grad [B, max(N, 1)]: for cov_factor [F, S, R] in
     # the factor's layout, cov_diag [B, S] (raw when eps is given) and loc [B, N, S], or with sum_loc their sum over the
     # values [B, 1, S]; for value it is the same with the other sign. What is not needed comes back with no elements;

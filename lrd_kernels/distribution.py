@@ -12,12 +12,13 @@ from torch.distributions.utils import lazy_property
 
 from lrd_kernels import _validate, functional
 from lrd_kernels._forward import Factorisation
+from lrd_kernels._operations import Operations
 from lrd_kernels.reference import LOG_2PI
 
 __all__ = ["LowRankMultivariateNormal"]
 
 
-class LowRankMultivariateNormal(TorchLowRankMultivariateNormal):
+class LowRankMultivariateNormal(Operations, TorchLowRankMultivariateNormal):
     """A multivariate normal with covariance `diag(cov_diag) + cov_factor cov_factor^T`, on the fused kernels.
 
     Constructor, results and attributes are those of torch's class, of which this is a subclass. The difference is in
@@ -32,6 +33,11 @@ class LowRankMultivariateNormal(TorchLowRankMultivariateNormal):
         cov_diag: [..., S], positive
         validate_args: whether bad numbers raise. On a GPU or in compiled code they are never looked for.
     """
+
+    @property
+    def _plain_type(self) -> type:
+        """What methods return that give another Gaussian."""
+        return LowRankMultivariateNormal
 
     def __init__(self, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor, validate_args: bool | None = None) -> None:
         batch_shape = _checked_batch_shape(loc, cov_factor, cov_diag)
@@ -96,18 +102,19 @@ class LowRankMultivariateNormal(TorchLowRankMultivariateNormal):
     def entropy(self) -> Tensor:
         return _terms(self, {}, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI)).expand(self._batch_shape)
 
-    def rsample(self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+    def rsample(self, sample_shape: Any = torch.Size(), **options: Any) -> Tensor:  # noqa: B008
+        """Samples [*sample_shape, ..., S]; `generator`, `antithetic`, `noise` and `mask` as in `lrd.rsample`."""
         return functional.rsample(
             self.loc,
             self._unbroadcasted_cov_factor,
             self._unbroadcasted_cov_diag,
             torch.Size(sample_shape),
-            generator=generator,
+            **options,
         )
 
-    def sample(self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: Any = torch.Size(), **options: Any) -> Tensor:  # noqa: B008
         with torch.no_grad():
-            return self.rsample(sample_shape) if generator is None else self.rsample(sample_shape, generator=generator)
+            return self.rsample(sample_shape, **options)
 
 
 def _terms(self: Any, vectors: dict[str, Tensor], **weights: float) -> Tensor:

@@ -21,7 +21,7 @@ Common arguments:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -228,23 +228,56 @@ def rsample(
     sample_shape: Sequence[int] = (),
     *,
     generator: torch.Generator | None = None,
+    antithetic: bool = False,
+    noise: tuple[Tensor, Tensor] | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Reparameterised samples, differentiable in all parameters: shape [*sample_shape, ..., S].
 
     Draws the same numbers as `torch.distributions.LowRankMultivariateNormal.rsample` from the same generator state.
+
+    Args:
+        antithetic: the second half of the samples mirrors the first at the mean; their number must be even.
+        noise: standard normal numbers to use instead of fresh ones, for the columns [*sample_shape, ..., R] and for the
+            outputs [*sample_shape, ..., S]: two Gaussians sampled with the same noise differ by their parameters alone.
+        mask: bool [..., S], True for the outputs to be sampled; the others stay at the mean.
     """
     _validate.gaussian(cov_factor, cov_diag, loc=loc)
     batch_shape = torch.broadcast_shapes(loc.shape[:-1], cov_factor.shape[:-2], cov_diag.shape[:-1])
     shape = (*sample_shape, *batch_shape)
-    noise_factor, noise_diag = (
-        torch.randn((*shape, size), dtype=loc.dtype, device=loc.device, generator=generator)
-        for size in (cov_factor.shape[-1], cov_factor.shape[-2])
+    noise_factor, noise_diag = _noise(
+        loc, cov_factor, shape, generator, tuple(sample_shape) if antithetic else False, noise
     )
     # The factor is shared by all samples: bring them together as the rows of one product.
     batch = Batch(cov_factor, cov_diag, None, (noise_diag,))
     P = _multipliable(batch.factor(cov_factor))  # [F, S, R]
-    noise = _multipliable(batch.rows(noise_factor))  # [F, K N, R]
-    return loc + batch.from_rows(noise @ P.mT).to(loc.dtype) + cov_diag.sqrt() * noise_diag
+    rows = _multipliable(batch.rows(noise_factor))  # [F, K N, R]
+    result = loc + batch.from_rows(rows @ P.mT).to(loc.dtype) + cov_diag.sqrt() * noise_diag
+    return result if mask is None else torch.where(mask, result, loc)
+
+
+def _noise(
+    loc: Tensor,
+    cov_factor: Tensor,
+    shape: tuple[int, ...],
+    generator: torch.Generator | None,
+    mirrored: Sequence[int] | bool,
+    given: tuple[Tensor, Tensor] | None,
+) -> Iterator[Tensor]:
+    """Standard normal numbers for the columns [*shape, R], then for the outputs [*shape, S]."""
+    sizes = (cov_factor.shape[-1], cov_factor.shape[-2])
+    if given is not None:
+        for tensor, size in zip(given, sizes, strict=True):
+            if tensor.shape != (*shape, size):
+                raise ValueError(f"noise must have shape {(*shape, size)}; got {tuple(tensor.shape)}")
+            yield tensor
+        return
+    if mirrored is not False and (not mirrored or shape[0] % 2):
+        raise ValueError(f"antithetic samples come in pairs: sample_shape must begin with an even number; got {shape}")
+    drawn = (shape[0] // 2, *shape[1:]) if mirrored else shape
+    for size in sizes:
+        numbers = torch.randn((*drawn, size), dtype=loc.dtype, device=loc.device, generator=generator)
+        yield torch.cat([numbers, -numbers]) if mirrored else numbers
 
 
 def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:

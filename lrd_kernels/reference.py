@@ -131,6 +131,17 @@ def gram(
     return torch.where(good[..., None, None], P.mT @ (P / D[..., None]), math.nan)
 
 
+def project_fold(
+    cov_factor: Tensor, cov_diag: Tensor, basis: Tensor, fold: bool, *, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """`P V` for an orthonormal basis V [..., R, K], and the diagonal with the variance that it leaves out."""
+    P, D = cov_factor.to(dtype), cov_diag.to(dtype)
+    projected = (P @ basis.to(dtype)).to(cov_factor.dtype)
+    if fold:
+        D = D + (P.square().sum(-1) - projected.to(dtype).square().sum(-1)).clamp(min=0)
+    return projected, D.to(cov_diag.dtype)
+
+
 def capacitance_cholesky(
     cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,19 @@ struct GramGrads {
   const int32_t* value_info;  // [N], not 0 for a value
 };
 
+// A basis to project rows on, and where the results go.
+struct Projection {
+  const void* basis;  // V^T in the compute type, [K + kMaxTileRows, ld], zero-padded
+  int64_t ld;
+  int64_t K;
+  bool fold;
+
+  void* factor;  // P V [S, K] in the input dtype
+  int64_t factor_stride_s;
+  int64_t factor_stride_r;
+  void* diag;  // [S]
+};
+
 struct Kernels {
   const char* isa;
   int64_t column_multiple[kComputes];  // packed columns are padded to a multiple of this
@@ -61,6 +74,10 @@ struct Kernels {
   void (*log_prob_bwd_rows[kDTypes][kComputes])(const Gaussian*, const GramGrads*, int64_t count, int64_t begin,
                                                 int64_t end, void* scratch);
 
+  // P V of rows [begin, end), at most project_block_rows() of them, and their diagonal.
+  void (*project_fold_rows[kDTypes][kComputes])(const Gaussian&, const Projection&, int64_t begin, int64_t end,
+                                                void* scratch);
+
   // C = I + gram -> L, L^-1 (upper parts zeroed); gram and chol_inv may be the same memory. Returns the growth: by how
   // much more than for orthogonal columns an error of the Gram sums comes out in L^-1 (1 at best, scale-free), infinity
   // when C is not finite.
@@ -73,6 +90,8 @@ int64_t bwd_block_rows(int64_t R);
 int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute);
 size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, int64_t N, Compute compute);
 size_t bwd_scratch_bytes(int64_t R, Compute compute);
+int64_t project_block_rows(int64_t R, int64_t K);
+size_t project_scratch_bytes(int64_t R, int64_t K, Compute compute);
 size_t cholesky_scratch_bytes(int64_t R);
 
 // Values are scored this many at a time beside the packed factor block.

@@ -126,6 +126,14 @@ size_t bwd_scratch_bytes(int64_t R, Compute compute) {
   return size_t(((3 * R + kValueChunk + 1) * rows + values) * element_bytes(compute) + 6 * rows * 8 + R * 8);
 }
 
+// The same for both compute types. Half of the cache is left to the basis.
+int64_t project_block_rows(int64_t R, int64_t K) { return block_rows(kBlockBytes, (R + K + 1) * 8); }
+
+size_t project_scratch_bytes(int64_t R, int64_t K, Compute compute) {
+  const int64_t rows = project_block_rows(R, K);
+  return size_t((R + K) * rows * element_bytes(compute) + 2 * rows * 8);
+}
+
 // A panel as wide as the widest tile, and a diagonal.
 size_t cholesky_scratch_bytes(int64_t R) { return size_t((kMaxTileColumns + 1) * R * 8); }
 

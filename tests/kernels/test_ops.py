@@ -41,7 +41,16 @@ def known_arguments(inputs):
 OP_SAMPLES = {
     "gram_fwd": SAMPLES,
     "capacitance_fwd": [_ops.gram_fwd(*s) for s in SAMPLES] if _ops.cpu_error is None else [],
-    "log_prob_fwd": [(*s, None, None, 1.0, 0.5, -3.0) for s in SAMPLES] + [known_arguments(s) for s in SAMPLES],
+    "log_prob_fwd": (
+        [(*s, None, None, 1.0, 0.5, -3.0) for s in SAMPLES] + [known_arguments(s) for s in SAMPLES]
+        if _ops.cpu_error is None
+        else []
+    ),
+    "project_fold_fwd": [
+        (*s[:2], torch.rand(2, 4, K, dtype=torch.float64), fold)
+        for s in SAMPLES[:5]
+        for K, fold in ((3, True), (0, True), (1, False))
+    ],
     "log_prob_bwd": (
         [backward_arguments(s) for s in SAMPLES]
         + [

@@ -1,0 +1,236 @@
+"""What people do with a Gaussian in very many dimensions, each without a matrix of S x S. Mixed into the distribution.
+
+`P` below is the factor [..., S, R], `D` the diagonal [..., S].
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lrd_kernels import _capacitance, _truncation, functional
+
+Index = int | slice | list[int] | Tensor
+
+
+class Modes(NamedTuple):
+    """The leading eigenvectors of the low-rank part, of length 1 [..., S, k], and the singular values [..., k]."""
+
+    vectors: Tensor
+    singular_values: Tensor
+
+
+class Aggregate(NamedTuple):
+    """Mean [..., K] and covariance [..., K, K] of K functionals of the outputs."""
+
+    mean: Tensor
+    covariance: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def stddev(self) -> Tensor:
+        return self.variance.sqrt()
+
+    @property
+    def correlation(self) -> Tensor:
+        return self.covariance / (self.stddev[..., :, None] * self.stddev[..., None, :])
+
+
+class Operations:
+    """Methods of `LowRankMultivariateNormal` beyond those of torch's class."""
+
+    loc: Tensor
+    cov_factor: Tensor
+    cov_diag: Tensor
+    _unbroadcasted_cov_factor: Tensor
+    _unbroadcasted_cov_diag: Tensor
+
+    def truncate(self, rank: int | None = None, *, energy: float | None = None, fold: bool = True) -> Any:
+        """The same Gaussian with fewer columns, what they leave out folded into the diagonal: see `lrd.truncate`."""
+        kept, folded, _ = _truncation.truncate(*_parameters(self), rank, energy=energy, fold=fold)
+        return _like(self, self.loc, kept, folded)
+
+    def marginal(self, index: Index) -> Any:
+        """The Gaussian of some of the outputs: a slice, a list or tensor of positions, or a bool mask [S]."""
+        rows = _positions(index, self.loc.shape[-1], self.loc.device)
+        factor, diag = _parameters(self)
+        return _like(self, self.loc[..., rows], factor[..., rows, :], diag[..., rows])
+
+    def condition(self, index: Index, value: Tensor) -> Any:
+        """The Gaussian of the other outputs, in their order, once those at `index` are known to be `value` [..., n].
+
+        Still low rank plus diagonal, of the same rank: it fills in an image from some of its pixels.
+        """
+        S = self.loc.shape[-1]
+        known = _positions(index, S, self.loc.device)
+        if len(known.unique()) != len(known):
+            raise ValueError("index must not name an output twice")
+        if value.shape[-1:] != known.shape:
+            raise ValueError(f"value must have shape [..., {len(known)}], as index; got {tuple(value.shape)}")
+        other = torch.ones(S, dtype=torch.bool, device=self.loc.device)
+        other[known] = False
+        rest = other.nonzero()[:, 0]
+        factor, diag = _parameters(self)
+        seen, seen_diag = factor[..., known, :], diag[..., known]
+        # With C the capacitance of what is seen: mean P C^-1 P_seen^T D_seen^-1 r, covariance D + P C^-1 P^T.
+        z = (functional.solve(value - self.loc[..., known], seen, seen_diag)[..., None, :] @ seen)[..., 0, :]
+        chol = functional.capacitance_cholesky(seen.double(), seen_diag.double())[0]
+        left = torch.linalg.solve_triangular(chol, factor[..., rest, :].double().mT, upper=False).mT
+        loc = self.loc[..., rest] + (factor[..., rest, :] @ z[..., None])[..., 0]
+        return _like(self, loc, left.to(factor.dtype), diag[..., rest])
+
+    def aggregate(self, weights: Tensor, *, reduction: str = "sum") -> Aggregate:
+        """Mean and covariance of functionals of the outputs, with the correlations that make a sum's error honest.
+
+        Args:
+            weights: floating [K, S], one functional in each row; or integer labels [S] of regions 0 to K - 1, where a
+                negative label belongs to none.
+            reduction: over the outputs of a labelled region: "sum" or "mean".
+        """
+        S = self.loc.shape[-1]
+        if weights.shape[-1] != S or weights.dim() > 2:
+            raise ValueError(f"weights must be [K, {S}], or labels [{S}]; got {tuple(weights.shape)}")
+        if weights.dim() == 1 and not weights.is_floating_point():
+            weights = _region_weights(weights, reduction)
+        weights = weights.reshape(-1, S).double()
+        factor, diag = _parameters(self)
+        projected = weights @ factor.double()  # [..., K, R]
+        covariance = (weights * diag.double()[..., None, :]) @ weights.mT + projected @ projected.mT
+        mean = (weights @ self.loc.double()[..., None])[..., 0]
+        covariance = covariance.expand(*mean.shape, covariance.shape[-1])
+        return Aggregate(mean.to(self.loc.dtype), covariance.to(self.loc.dtype))
+
+    def correlation(self, index: int) -> Tensor:
+        """Correlation of one output with all: [..., S]."""
+        factor, diag = _parameters(self)
+        row = (factor @ factor[..., index, :, None])[..., 0]
+        unit = torch.zeros(diag.shape[-1], dtype=diag.dtype, device=diag.device)
+        unit[index] = 1
+        row = row + unit * diag
+        variance = diag + factor.square().sum(-1)
+        result = row / (variance * variance[..., index, None]).sqrt()
+        return result.expand(self.loc.shape)
+
+    def modes(self, k: int | None = None) -> Modes:
+        """The directions in which the outputs vary together most, k of them or all; for pictures."""
+        columns, _, singular = _truncation.truncate(*_parameters(self), k, fold=False)
+        lengths = singular.to(columns.dtype)[..., None, :]
+        return Modes(torch.where(lengths > 0, columns / lengths, 0), singular.to(columns.dtype))
+
+    def whiten(self, value: Tensor) -> Tensor:
+        """Noise of independent standard normal entries [..., S], of which `unwhiten` makes the value again."""
+        root, A, vectors, s2 = _symmetric_root(self)
+        x = (value.double() - self.loc.double()) / root
+        scale = (1 + s2).sqrt()
+        return (x - _through(A, vectors, 1 / (scale * (scale + 1)), x)).to(self.loc.dtype)
+
+    def unwhiten(self, noise: Tensor) -> Tensor:
+        """The value [..., S] that standard normal noise stands for."""
+        root, A, vectors, s2 = _symmetric_root(self)
+        x = noise.double()
+        scale = (1 + s2).sqrt()
+        return (self.loc.double() + root * (x + _through(A, vectors, 1 / (scale + 1), x))).to(self.loc.dtype)
+
+    def quantile(self, q: float | Tensor) -> Tensor:
+        """Marginal quantiles of every output: [..., S], with the shape of q in front."""
+        level = torch.as_tensor(q, dtype=self.loc.dtype, device=self.loc.device)
+        if bool(((level < 0) | (level > 1)).any()):
+            raise ValueError(f"quantiles are between 0 and 1; got {q}")
+        normal = torch.special.ndtri(level)
+        return self.loc + self.stddev * normal.reshape(*normal.shape, *(1,) * self.loc.dim())  # type: ignore[attr-defined]
+
+    def energy_score(self, value: Tensor, samples: int = 64, *, generator: torch.Generator | None = None) -> Tensor:
+        """`E |X - value| - E |X - X'| / 2` by Monte Carlo, [...]: a proper score, lower is better."""
+        draws = self.rsample((2 * samples,), generator=generator)  # type: ignore[attr-defined]
+        near, far = draws[:samples], draws[samples:]
+        to_value = ((near - value).norm(dim=-1) + (far - value).norm(dim=-1)) / 2
+        return (to_value - (near - far).norm(dim=-1) / 2).mean(0)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The same Gaussian on another device or in another dtype: takes what `torch.Tensor.to` takes."""
+        return _like(self, *(t.to(*args, **kwargs) for t in (self.loc, *_parameters(self))))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the parameters as safetensors."""
+        from safetensors.torch import save_file
+
+        factor, diag = _parameters(self)
+        tensors = {"loc": self.loc, "cov_factor": factor, "cov_diag": diag}
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Any:
+        """The Gaussian that `save` wrote."""
+        from safetensors.torch import load_file
+
+        tensors = load_file(path)
+        return cls(*(tensors[name] for name in ("loc", "cov_factor", "cov_diag")))
+
+    @classmethod
+    def from_samples(cls, samples: Tensor, diag: float | Tensor, rank: int | None = None) -> Any:
+        """The Gaussian with the mean and the scatter of samples [N, ..., S], plus `diag` on the diagonal.
+
+        Its factor has a column for each sample, or `rank` columns with the rest folded into the diagonal.
+        """
+        if samples.dim() < 2 or samples.shape[0] < 2:
+            raise ValueError(f"samples must be [N, ..., S] with N of at least 2; got {tuple(samples.shape)}")
+        mean = samples.mean(0)
+        factor = (samples - mean).movedim(0, -1) / (samples.shape[0] - 1) ** 0.5
+        diagonal = torch.as_tensor(diag, dtype=samples.dtype, device=samples.device).expand_as(mean)
+        model = cls(mean, factor, diagonal)  # type: ignore[call-arg]
+        return model if rank is None else model.truncate(rank)
+
+    @classmethod
+    def from_swag(cls, mean: Tensor, square_mean: Tensor, deviations: Tensor, floor: float = 1e-30) -> Any:
+        """SWAG's Gaussian: half the variances `square_mean - mean^2`, half the scatter of deviations [K, ..., S]."""
+        if deviations.shape[0] < 2:
+            raise ValueError(f"deviations must be [K, ..., S] with K of at least 2; got {tuple(deviations.shape)}")
+        variance = (square_mean - mean.square()).clamp(min=floor)
+        factor = deviations.movedim(0, -1) / (2 * (deviations.shape[0] - 1)) ** 0.5
+        return cls(mean, factor, variance / 2)  # type: ignore[call-arg]
+
+
+def _parameters(self: Any) -> tuple[Tensor, Tensor]:
+    return self._unbroadcasted_cov_factor, self._unbroadcasted_cov_diag
+
+
+def _like(self: Any, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Any:
+    """A plain distribution with other parameters, checked as this one was."""
+    return self._plain_type(loc, cov_factor, cov_diag, validate_args=self._validate_args)
+
+
+def _positions(index: Index, S: int, device: torch.device) -> Tensor:
+    """Positions [n] that an index stands for."""
+    if isinstance(index, Tensor) and index.dtype == torch.bool and index.shape != (S,):
+        raise ValueError(f"a bool index must have shape [{S}]; got {tuple(index.shape)}")
+    every = torch.arange(S, device=device)
+    return every[[index] if isinstance(index, int) else index].reshape(-1)
+
+
+def _region_weights(labels: Tensor, reduction: str) -> Tensor:
+    """Rows of ones, or of shares, for the regions that labels [S] name."""
+    if reduction not in ("sum", "mean"):
+        raise ValueError(f"reduction must be 'sum' or 'mean'; got {reduction!r}")
+    regions = int(labels.max()) + 1 if labels.numel() else 0
+    weights = (labels == torch.arange(max(regions, 0), device=labels.device)[:, None]).double()
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1) if reduction == "mean" else weights
+
+
+def _symmetric_root(self: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """sqrt(D), A = P / sqrt(D), and eigenvectors and eigenvalues of A^T A: Sigma = sqrt(D) (I + A A^T) sqrt(D)."""
+    factor, diag = (t.double() for t in _parameters(self))
+    root = diag.sqrt()
+    values, vectors = torch.linalg.eigh(_capacitance.gram(*_parameters(self)))
+    return root, factor / root[..., None], vectors, values.clamp(min=0)
+
+
+def _through(A: Tensor, vectors: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+    """A V diag(scale) V^T A^T x: a function of A A^T, less the identity's part, applied to x [..., S]."""
+    turned = (x[..., None, :] @ A) @ vectors  # [..., 1, R]
+    return ((turned * scale[..., None, :]) @ vectors.mT @ A.mT)[..., 0, :]

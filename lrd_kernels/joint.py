@@ -1,0 +1,309 @@
+"""From T sampled predictions to one Gaussian, by the law of total covariance.
+
+With predictions `N(mu_t, diag(D_t) + P_t P_t^T)`, mean and diagonal are the means over t, and the low-rank part is
+
+    P = [ P_1 .. P_T / sqrt(T)  |  (mu_1 - mu) .. (mu_T - mu) / sqrt(T - 1) ]
+
+the aleatoric part, what every prediction is unsure of, beside the epistemic one, what they differ in.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrd_kernels import _truncation, _validate, functional
+from lrd_kernels.distribution import LowRankMultivariateNormal
+
+__all__ = ["JointAccumulator", "JointNormal", "SemidefiniteNormal", "joint", "mixture_log_prob"]
+
+
+class SemidefiniteNormal(LowRankMultivariateNormal):
+    """A Gaussian whose covariance need not be invertible, like that of T sampled means: it has variances, modes and
+    samples, and no density."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        raise NotImplementedError(
+            "this part has no density: its covariance has fewer dimensions than there are outputs, and gives"
+            " probability 0 to almost every value. Score the joint distribution, or the aleatoric part"
+        )
+
+    def entropy(self) -> Tensor:
+        raise NotImplementedError("this part has no density, and its entropy is minus infinity")
+
+    @property
+    def _plain_type(self) -> type:
+        return SemidefiniteNormal
+
+
+class JointNormal(LowRankMultivariateNormal):
+    """The joint predictive Gaussian, with its two parts.
+
+    Attributes:
+        aleatoric: what the predictions are unsure of, around the common mean.
+        epistemic: what they differ in: without a density of its own, and with no columns for a single prediction.
+    """
+
+    def __init__(
+        self,
+        loc: Tensor,
+        cov_factor: Tensor,
+        cov_diag: Tensor,
+        aleatoric: LowRankMultivariateNormal,
+        epistemic: SemidefiniteNormal,
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(loc, cov_factor, cov_diag, validate_args)
+        self.aleatoric = aleatoric
+        self.epistemic = epistemic
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        new = super().expand(batch_shape, _instance or JointNormal.__new__(JointNormal))
+        new.aleatoric, new.epistemic = self.aleatoric.expand(batch_shape), self.epistemic.expand(batch_shape)
+        return new
+
+
+def joint(
+    means: Tensor,
+    cov_factors: Tensor | None,
+    cov_diags: Tensor | None,
+    *,
+    rank: int | None = None,
+    aleatoric: LowRankMultivariateNormal | tuple[Tensor | None, Tensor] | None = None,
+    validate_args: bool | None = None,
+) -> JointNormal:
+    """One Gaussian from T predictions: means [T, ..., S], cov_factors [T, ..., S, R], cov_diags [T, ..., S].
+
+    Args:
+        cov_factors: None where the predictions are diagonal.
+        rank: columns of the joint factor and of each part; what the others hold is folded into the diagonals. The
+            stacked S x T (R + 1) matrix is then never formed, unless gradients are asked for. None keeps all columns.
+        aleatoric: one prediction (a distribution, or its factor and diagonal), such as that of the expected weights, in
+            the place of the T ones; cov_factors and cov_diags are then not used, and may be None.
+    """
+    means, P, D = _checked(means, cov_factors, cov_diags, aleatoric)
+    T = means.shape[0]
+    mean = means.mean(0)
+    blocks_a = [] if P is None else [(block, 1 / math.sqrt(P.shape[0])) for block in P]
+    deviations = [((m - mean)[..., None], 1 / math.sqrt(T - 1)) for m in means] if T > 1 else []
+    diag = D.mean(0)
+    return _assemble(mean, diag, torch.zeros_like(diag), blocks_a, deviations, rank, validate_args)
+
+
+def _checked(
+    means: Tensor, cov_factors: Tensor | None, cov_diags: Tensor | None, aleatoric: Any
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Means [T, ..., S], factors [T or 1, ..., S, R] or None, and diagonals [T or 1, ..., S]."""
+    _validate.floating("means", means)
+    if means.dim() < 2 or means.shape[0] < 1:
+        raise ValueError(f"means must have shape [T, ..., S] with T of at least 1; got {tuple(means.shape)}")
+    if aleatoric is not None:
+        if isinstance(aleatoric, LowRankMultivariateNormal):
+            aleatoric = (aleatoric._unbroadcasted_cov_factor, aleatoric._unbroadcasted_cov_diag)
+        factor, diag = aleatoric
+        cov_factors, cov_diags = None if factor is None else factor[None], diag[None]
+    if cov_diags is None:
+        raise ValueError("cov_diags must be given, unless one aleatoric prediction is")
+    for name, tensor, event in (("cov_factors", cov_factors, 2), ("cov_diags", cov_diags, 1)):
+        if tensor is None:
+            continue
+        _validate.floating(name, tensor)
+        S = tensor.shape[-event] if tensor.dim() > event else None
+        if means.shape[-1] != S or tensor.shape[0] not in (1, means.shape[0]):
+            wanted = "[T, ..., S, R]" if event == 2 else "[T, ..., S]"
+            raise ValueError(
+                f"{name} must have shape {wanted} as means {tuple(means.shape)}; got {tuple(tensor.shape)}"
+            )
+        if tensor.dtype != means.dtype:
+            raise TypeError(f"{name} must have the dtype of means, {means.dtype}; got {tensor.dtype}")
+    return means, cov_factors, cov_diags
+
+
+Blocks = list[tuple[Tensor, float]]
+
+
+def _assemble(
+    mean: Tensor,
+    diag: Tensor,
+    epistemic_diag: Tensor,
+    aleatoric: Blocks,
+    epistemic: Blocks,
+    rank: int | None,
+    validate_args: bool | None,
+) -> JointNormal:
+    """The joint distribution and its parts from column blocks with their scales."""
+    parts = ((aleatoric + epistemic, diag + epistemic_diag), (aleatoric, diag), (epistemic, epistemic_diag))
+    if rank is None or any(t.requires_grad for t, _ in aleatoric + epistemic):
+        made = []
+        for blocks, own_diag in parts:
+            factor = _truncation.stack(blocks, mean)
+            if rank is not None:
+                factor, own_diag, _ = _truncation.truncate(factor, own_diag, rank)
+            made.append((factor, own_diag))
+    else:
+        made = _truncation.compress(parts, mean, rank)
+    whole, first, second = made
+    plain = LowRankMultivariateNormal(mean, *first, validate_args=validate_args)
+    return JointNormal(
+        mean, *whole, plain, SemidefiniteNormal(mean, *second, validate_args=False), validate_args=validate_args
+    )
+
+
+class JointAccumulator:
+    """The joint distribution of predictions that arrive one at a time, in memory that does not grow with their number.
+
+    Mean and deviations are streamed exactly. The aleatoric and the epistemic columns are kept apart, because their
+    weights 1/T and 1/(T - 1) change differently; each is truncated to `rank` columns when it is full, with what that
+    drops folded into a diagonal: the variances of the result are exact. While no part was ever full, so is all of it.
+
+    Args:
+        rank: columns of the result, and of each part.
+        oversample: further columns that a part may have before it is truncated (default: `rank`).
+    """
+
+    def __init__(self, rank: int, oversample: int | None = None) -> None:
+        if rank < 1:
+            raise ValueError(f"rank must be at least 1; got {rank}")
+        self.rank = rank
+        self.oversample = rank if oversample is None else oversample
+        _validate.non_negative("oversample", self.oversample)
+        self.count = 0
+        self._mean: Tensor | None = None  # [..., S] in float64
+        self._diag: Tensor | None = None  # sum of the diagonals, in float64
+        self._parts = {"aleatoric": _Columns(self), "epistemic": _Columns(self)}
+
+    @torch.no_grad()
+    def update(self, mean: Tensor, cov_factor: Tensor | None, cov_diag: Tensor) -> JointAccumulator:
+        """Takes in one prediction: mean [..., S], factor [..., S, R] or None, diagonal [..., S]."""
+        _validate.floating("mean", mean)
+        if cov_factor is not None:
+            _validate.gaussian(cov_factor, cov_diag, mean=mean)
+        if self._mean is not None and mean.shape != self._mean.shape:
+            raise ValueError(
+                f"mean must have the shape of those before, {tuple(self._mean.shape)}; got {tuple(mean.shape)}"
+            )
+        self.count += 1
+        if self._mean is None or self._diag is None:
+            self._mean, self._diag = mean.to(torch.float64, copy=True), cov_diag.double().expand_as(mean).clone()
+        else:
+            deviation = mean.double() - self._mean
+            self._mean += deviation / self.count
+            self._diag += cov_diag.double()
+            # about the final mean, the scatter is the sum of (t - 1) / t d_t d_t^T
+            scale = math.sqrt((self.count - 1) / self.count)
+            self._parts["epistemic"].add((scale * deviation).to(mean.dtype)[..., None])
+        if cov_factor is not None:
+            self._parts["aleatoric"].add(cov_factor.expand(*mean.shape, cov_factor.shape[-1]))
+        return self
+
+    @torch.no_grad()
+    def merge(self, other: JointAccumulator) -> JointAccumulator:
+        """Takes in all that another one has: the same as one over both."""
+        if other.count == 0:
+            return self
+        if other._mean is None or other._diag is None:
+            raise ValueError("the other accumulator is broken: it has counted predictions and holds none")
+        if self._mean is None or self._diag is None:
+            self.load_state_dict(other.state_dict())
+            return self
+        n, m = self.count, other.count
+        deviation = other._mean - self._mean
+        dtype = self._parts["aleatoric"].dtype or self._parts["epistemic"].dtype or deviation.dtype
+        self.count = n + m
+        self._mean += deviation * (m / self.count)
+        self._diag += other._diag
+        self._parts["epistemic"].add((math.sqrt(n * m / self.count) * deviation).to(dtype)[..., None])
+        for name, part in self._parts.items():
+            part.merge(other._parts[name])
+        return self
+
+    @torch.no_grad()
+    def finalize(self, validate_args: bool | None = None) -> JointNormal:
+        """The joint distribution of what has come so far; more may come afterwards."""
+        if self._mean is None or self._diag is None:
+            raise ValueError("no prediction has come yet")
+        T = self.count
+        blocks, diags, dtype = {}, {}, self._parts["aleatoric"].dtype or self._parts["epistemic"].dtype
+        for name, weight in (("aleatoric", T), ("epistemic", max(T - 1, 1))):
+            part = self._parts[name]
+            blocks[name] = [] if part.columns is None else [(part.columns, 1 / math.sqrt(weight))]
+            diags[name] = torch.zeros_like(self._diag) if part.folded is None else part.folded / weight
+        mean = self._mean.to(dtype or torch.float32)
+        diag = (self._diag / T + diags["aleatoric"]).to(mean.dtype)
+        epistemic_diag = diags["epistemic"].to(mean.dtype)
+        return _assemble(mean, diag, epistemic_diag, blocks["aleatoric"], blocks["epistemic"], self.rank, validate_args)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on: numbers and tensors alone."""
+        state: dict[str, Any] = {"rank": self.rank, "oversample": self.oversample, "count": self.count}
+        state |= {"mean": self._mean, "diag": self._diag}
+        for name, part in self._parts.items():
+            state |= {f"{name}_columns": part.columns, f"{name}_folded": part.folded}
+        return {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where another one stopped."""
+        self.rank, self.oversample, self.count = state["rank"], state["oversample"], state["count"]
+        self._mean, self._diag = (None if state[k] is None else state[k].clone() for k in ("mean", "diag"))
+        for name, part in self._parts.items():
+            for attribute in ("columns", "folded"):
+                value = state[f"{name}_{attribute}"]
+                setattr(part, attribute, None if value is None else value.clone())
+
+
+class _Columns:
+    """Columns [..., S, at most rank + oversample], and in float64 the variances of those that were dropped."""
+
+    def __init__(self, owner: JointAccumulator) -> None:
+        self.owner = owner
+        self.columns: Tensor | None = None
+        self.folded: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        return None if self.columns is None else self.columns.dtype
+
+    def add(self, new: Tensor) -> None:
+        room = self.owner.rank + self.owner.oversample
+        have = 0 if self.columns is None else self.columns.shape[-1]
+        if have + new.shape[-1] <= room:
+            self.columns = new.clone() if self.columns is None else torch.cat([self.columns, new], -1)
+            return
+        blocks: Blocks = [(new, 1.0)] if self.columns is None else [(self.columns, 1.0), (new, 1.0)]
+        none = new.new_zeros(new.shape[:-1])
+        ((self.columns, lost),) = _truncation.compress([(blocks, none)], none, self.owner.rank)
+        self.folded = lost.double() if self.folded is None else self.folded + lost.double()
+
+    def merge(self, other: _Columns) -> None:
+        if other.columns is not None:
+            self.add(other.columns)
+        if other.folded is not None:
+            self.folded = other.folded.clone() if self.folded is None else self.folded + other.folded
+
+
+def mixture_log_prob(
+    value: Tensor,
+    means: Tensor,
+    cov_factors: Tensor,
+    cov_diags: Tensor,
+    *,
+    mask: Tensor | None = None,
+    chunk: int = 64,
+) -> Tensor:
+    """Log-density of `value` [..., S] under the mixture of T Gaussians of equal weights, means [T, ..., S]: [...].
+
+    The exact second-order predictive, of which `joint` matches the first two moments. A chunk of Gaussians at a time.
+    """
+    if means.dim() < 2 or means.shape[0] < 1:
+        raise ValueError(f"means must have shape [T, ..., S] with T of at least 1; got {tuple(means.shape)}")
+    T = means.shape[0]
+    extra = max(value.dim() - (means.dim() - 1), 0)
+    parts = []
+    for begin in range(0, T, chunk):
+        some = (t[begin : begin + chunk] if t.shape[0] == T else t for t in (means, cov_factors, cov_diags))
+        loc, factor, diag = (t.reshape(t.shape[0], *(1,) * extra, *t.shape[1:]) for t in some)
+        parts.append(functional.log_prob(value, loc, factor, diag, mask=mask))
+    return torch.cat(parts).logsumexp(0) - math.log(T)
