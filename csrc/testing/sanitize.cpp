@@ -194,6 +194,31 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
     for (int64_t k = 0; k < R; ++k)
       expect_near(get(grad_factor, i * stride_s + k * stride_r, dtype), dP[k], rounding, "grad_factor");
   }
+
+  // The first K columns as they are, and the others folded, into memory of their exact size.
+  const int64_t K = (R + 1) / 2;
+  std::vector<double> basis((K + lrd::kMaxTileRows) * R);
+  std::vector<float> basis_f(basis.size());
+  for (int64_t k = 0; k < K; ++k) basis[k * R + k] = basis_f[k * R + k] = 1;
+  Exact kept(S * K, element), folded(S, element);
+  const int64_t kept_s = rank_major ? 1 : K, kept_r = rank_major ? S : 1;
+  const lrd::Projection project{
+      wide ? static_cast<void*>(basis.data()) : basis_f.data(), R, K, true, kept.data(), kept_s, kept_r, folded.data()};
+  const auto third = scratch(lrd::project_scratch_bytes(R, K, compute));
+  const int64_t rows = lrd::project_block_rows(R, K);
+  for (int64_t begin = 0; begin < S; begin += rows)
+    isa.project_fold_rows[d][c](g, project, begin, std::min(S, begin + rows), third.get());
+  for (int64_t i = 0; i < S; ++i) {
+    double lost = 0;
+    for (int64_t j = 0; j < R; ++j) {
+      const double entry = masked && w[i] == 0 ? 0 : P[i * R + j];
+      if (j < K)
+        expect_near(get(kept, i * kept_s + j * kept_r, dtype), entry, rounding, "kept");
+      else
+        lost += entry * entry;
+    }
+    expect_near(get(folded, i, dtype), D[i] + lost, rounding, "folded");
+  }
 }
 
 }  // namespace
