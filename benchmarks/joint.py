@@ -1,0 +1,116 @@
+"""From T sampled predictions to a scored, sampled joint Gaussian: this package beside the same in plain torch.
+
+One image of 256 x 256 x 3, T = 64 predictions of rank 8, joint rank 64: truncated joint, log p, entropy, 16 samples and
+8 modes. Each contestant and layout has a process of its own, for its peak memory beyond the predictions; its time is
+the least of a few calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import lrd_kernels as lrd
+from benchmarks import machine, memory
+from benchmarks.registry import LAYOUTS
+
+OUTPUT = machine.ROOT / "benchmarks" / "results" / "joint.json"
+CONTESTANTS = ("lrd", "torch")
+SAMPLES, MODES = 16, 8
+
+
+def predictions(S: int, T: int, R: int, layout: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A value, means [T, S], factors [T, S, R] and diagonals [T, S]."""
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(S, generator=generator)
+    means = common + 0.1 * torch.randn(T, S, generator=generator)
+    shape = (T, S, R) if layout == "row" else (T, R, S)
+    factors = 0.3 * torch.randn(shape, generator=generator)
+    diags = 0.05 + torch.rand(T, S, generator=generator)
+    return common, means, factors if layout == "row" else factors.mT, diags
+
+
+def ours(value: Tensor, means: Tensor, factors: Tensor, diags: Tensor, rank: int) -> tuple[Tensor, ...]:
+    joint = lrd.joint(means, factors, diags, rank=rank, validate_args=False)
+    return joint.log_prob(value), joint.entropy(), joint.variance, joint.sample((SAMPLES,)), joint.modes(MODES).vectors
+
+
+def plain(value: Tensor, means: Tensor, factors: Tensor, diags: Tensor, rank: int) -> tuple[Tensor, ...]:
+    T = means.shape[0]
+    mean, diag = means.mean(0), diags.mean(0)
+    stacked = torch.cat([*(factors / math.sqrt(T)), ((means - mean) / math.sqrt(T - 1)).T], 1)
+    U, s, _ = torch.linalg.svd(stacked, full_matrices=False)
+    kept = U[:, :rank] * s[:rank]
+    folded = diag + (stacked.square().sum(1) - kept.square().sum(1)).clamp(min=0)
+    model = torch.distributions.LowRankMultivariateNormal(mean, kept, folded, validate_args=False)
+    return model.log_prob(value), model.entropy(), model.variance, model.sample((SAMPLES,)), U[:, :MODES]
+
+
+def measure(contestant: str, layout: str, S: int, T: int, R: int, rank: int, repeats: int) -> dict:
+    inputs = predictions(S, T, R, layout)
+    function = ours if contestant == "lrd" else plain
+    function(*predictions(512, 4, 2, layout), 4)  # starts the threads and touches the code
+    times, extra, results = [], 0, ()
+    for _ in range(repeats):
+        del results
+        memory.release()
+        before = memory.resident("VmRSS")
+        memory.CLEAR_REFS.write_text("5")
+        start = time.perf_counter()
+        results = function(*inputs, rank)
+        times.append(time.perf_counter() - start)
+        extra = max(memory.resident("VmHWM") - before, extra)
+    log_p, entropy, variance, *_ = results
+    checks = {"log_prob": float(log_p), "entropy": float(entropy), "variance": float(variance.double().sum())}
+    return {"seconds": min(times), "samples": times, "extra_bytes": extra, **checks}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.joint", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--outputs", type=int, default=256 * 256 * 3)
+    parser.add_argument("--predictions", type=int, default=64)
+    parser.add_argument("--factor-rank", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="(default: benchmarks/results/joint.json)")
+    parser.add_argument("--one", nargs=2, metavar=("CONTESTANT", "LAYOUT"), help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    sizes = (options.outputs, options.predictions, options.factor_rank, options.rank, options.repeats)
+    if options.one:
+        print(json.dumps(measure(*options.one, *sizes)))
+        return 0
+    document: dict = {"machine": machine.facts(), "sizes": sizes, "results": {}}
+    print(machine.summary(document["machine"]))
+    print(f"{'layout':8}{'':8}{'seconds':>10}{'extra MB':>10}{'log p':>14}{'entropy':>14}")
+    for layout in LAYOUTS:
+        for contestant in CONTESTANTS:
+            flags = ("outputs", "predictions", "factor-rank", "rank", "repeats")
+            numbers = [a for flag, size in zip(flags, sizes, strict=True) for a in (f"--{flag}", str(size))]
+            command = [sys.executable, "-m", "benchmarks.joint", *numbers, "--one", contestant, layout]
+            done = subprocess.run(command, cwd=machine.ROOT, capture_output=True, text=True, check=True)
+            found = document["results"][f"{contestant} {layout}"] = json.loads(done.stdout.splitlines()[-1])
+            print(
+                f"{layout:8}{contestant:8}{found['seconds']:10.3f}{found['extra_bytes'] / 1e6:10.0f}"
+                f"{found['log_prob']:14.2f}{found['entropy']:14.2f}",
+                flush=True,
+            )
+        a, b = (document["results"][f"{c} {layout}"] for c in CONTESTANTS)
+        faster, smaller = b["seconds"] / a["seconds"], a["extra_bytes"] / b["extra_bytes"]
+        print(f"{layout:8}{faster:.1f} times as fast, {smaller:.2f} of the memory", flush=True)
+    machine.write_json(options.output, document)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
