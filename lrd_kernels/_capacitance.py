@@ -11,13 +11,18 @@ from lrd_kernels._schemas import PRECISIONS
 
 
 def gram(
-    cov_factor: Tensor, cov_diag: Tensor | None = None, mask: Tensor | None = None, precision: str = "float64"
+    cov_factor: Tensor,
+    cov_diag: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    precision: str = "float64",
+    backend: str | None = None,
 ) -> Tensor:
     """`P^T D^-1 P`, or `P^T P` without a diagonal: [..., R, R], NaN where a number was bad. With "float32", products of
     narrower inputs are taken in it, and their sums flushed to float64 with every block of rows."""
     if cov_diag is None:
         cov_diag = cov_factor.new_ones(()).expand(cov_factor.shape[:-1])
-    if _dispatch.choose(None, cov_factor.device.type) == "reference":
+    if _dispatch.choose(backend, cov_factor.device.type) == "reference":
         return reference.gram(cov_factor, cov_diag, mask=mask)
     batch = Batch(cov_factor, cov_diag, mask, ())
     inputs = (batch.factor(cov_factor), batch.gaussians(cov_diag), None, None)

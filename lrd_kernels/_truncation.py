@@ -53,23 +53,17 @@ def truncate(
         raise ValueError(f"energy must be above 0 and at most 1; got {energy}")
     shape = torch.broadcast_shapes(cov_factor.shape[:-2], cov_diag.shape[:-1])
     factor, diag = cov_factor.expand(*shape, *cov_factor.shape[-2:]), cov_diag.expand(*shape, cov_diag.shape[-1])
-    plain = _dispatch.choose(backend, cov_factor.device.type) == "reference"
     kept = R if rank is None else min(rank, R)
     if energy is not None:
-        values = _spectrum(factor.detach(), plain)[0].clamp(min=0)
+        values = _eigenvectors(_capacitance.gram(factor.detach(), backend=backend))[0].clamp(min=0)
         shares = values.cumsum(-1) / values.sum(-1, keepdim=True)
         enough = (shares < energy * (1 - 1e-12)).sum(-1) + 1  # [...]
         kept = min(int(enough.max()), R) if enough.numel() else 0
-    return Truncate.apply(factor, diag, kept, fold, plain)
-
-
-def _spectrum(factor: Tensor, plain: bool, precision: str = "float64") -> tuple[Tensor, Tensor]:
-    """Eigenvalues of P^T P, the largest first, and eigenvectors [..., R, R], in float64; NaN for bad items."""
-    ones = factor.new_ones(()).expand(factor.shape[:-1])
-    return _eigenvectors(reference.gram(factor, ones) if plain else _capacitance.gram(factor, precision=precision))
+    return Truncate.apply(factor, diag, kept, fold, backend)
 
 
 def _eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, the largest first, and eigenvectors [..., R, R]; NaN for a matrix that is not finite."""
     good = gram.isfinite().all(-1).all(-1)[..., None]
     values, vectors = torch.linalg.eigh(torch.where(good[..., None], gram, 0))
     # Signs are free: the largest entry of each vector is positive.
@@ -80,12 +74,10 @@ def _eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def project_fold(
-    factor: Tensor, diag: Tensor, basis: Tensor, fold: bool, plain: bool | None = None
+    factor: Tensor, diag: Tensor, basis: Tensor, fold: bool, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """`P V`, and the diagonal with what `P V` leaves out, where it is folded."""
-    if plain is None:
-        plain = _dispatch.choose(None, factor.device.type) == "reference"
-    if plain:
+    if _dispatch.choose(backend, factor.device.type) == "reference":
         return reference.project_fold(factor, diag, basis, fold)
     batch = Batch(factor, diag, None, ())
     inputs = (batch.factor(factor), batch.gaussians(diag), batch.gaussians(basis, 2).contiguous())
@@ -94,17 +86,17 @@ def project_fold(
 
 
 class Truncate(Function):
-    """(factor, diag, kept, fold, plain) -> (factor, diag, singular values)."""
+    """(factor, diag, kept, fold, backend) -> (factor, diag, singular values)."""
 
     @staticmethod
     def forward(
-        ctx: Any, factor: Tensor, diag: Tensor, kept: int, fold: bool, plain: bool
+        ctx: Any, factor: Tensor, diag: Tensor, kept: int, fold: bool, backend: str | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         # A slightly other basis loses next to nothing where columns are dropped; where all stay, every digit counts.
         precision = "float32" if kept < factor.shape[-1] and kept > 0 else "float64"
-        values, vectors = _spectrum(factor, plain, precision)
+        values, vectors = _eigenvectors(_capacitance.gram(factor, precision=precision, backend=backend))
         singular = values[..., :kept].clamp(min=0).sqrt()
-        projected, folded = project_fold(factor, diag, vectors[..., :kept], fold, plain)
+        projected, folded = project_fold(factor, diag, vectors[..., :kept], fold, backend)
         ctx.save_for_backward(factor, values, vectors, projected)
         ctx.fold, ctx.kept = fold, kept
         return projected, folded, singular
@@ -184,7 +176,8 @@ def compress(parts: Sequence[tuple[Blocks, Tensor]], like: Tensor, rank: int) ->
     """Truncates stacks of column blocks, none of which is ever formed: each part's factor and folded diagonal.
 
     Blocks are met by their tensors: what is a block of the first part and of another one is read once. The first part
-    must have all blocks. Two passes over their rows, in chunks: for the Gram matrix, then for the projections.
+    must have all blocks, and another one a run of them. Two passes over their rows, in chunks: for the Gram matrix,
+    then for the projections.
     """
     blocks = parts[0][0]
     total = sum(block.shape[-1] for block, _ in blocks)
@@ -211,13 +204,11 @@ def compress(parts: Sequence[tuple[Blocks, Tensor]], like: Tensor, rank: int) ->
     plans = []  # which columns of the first part, their basis, and where the results go
     for own, diag in parts:
         picked = [offsets[id(block), scale] for block, scale in own]
-        columns = torch.cat([torch.arange(total)[p] for p in picked]) if picked else torch.arange(0)
-        _, vectors = _eigenvectors(gram[..., columns[:, None], columns])
-        basis = vectors[..., : min(rank, len(columns))]
+        taken = slice(picked[0].start, picked[-1].stop) if picked else slice(0, 0)
+        basis = _eigenvectors(gram[..., taken, taken])[1][..., :rank]
         shape = (*like.shape, basis.shape[-1])
         kept = like.new_empty(*shape[:-2], shape[-1], shape[-2]).mT if rank_major else like.new_empty(shape)
-        contiguous = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
-        plans.append((contiguous, basis, diag.expand(like.shape), kept, torch.empty_like(like)))
+        plans.append((taken, basis, diag.expand(like.shape), kept, torch.empty_like(like)))
     for rows in chunks:
         X = gather(rows)
         for taken, basis, diag, kept, folded in plans:

@@ -6,6 +6,7 @@ from the smallest, lambda_1, to the largest, lambda_S.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | Non
 @torch.no_grad()
 def capacitance_condition(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Condition number of the capacitance `I + P^T D^-1 P`, [...] in float64, from the singular values of its Cholesky
-    factor. Beyond 1e15, where that factor ends, it is that of a QR decomposition."""
+    factor. Beyond 1e14, where that factor ends, it is that of a QR decomposition."""
     _validate.gaussian(cov_factor, cov_diag, mask)
     return _condition(_capacitance.gram(cov_factor, cov_diag, mask), cov_factor, cov_diag, mask)
 
@@ -91,9 +92,8 @@ def extreme_eigenvalues(
     shape = torch.broadcast_shapes(cov_factor.shape[:-2], cov_diag.shape[:-1])
     factors = cov_factor.expand(*shape, *cov_factor.shape[-2:])
     diags = cov_diag.expand(*shape, cov_diag.shape[-1])
-    results = []
-    for index in torch.cartesian_prod(*map(torch.arange, shape)).reshape(-1, len(shape)).tolist() if shape else [[]]:
-        results.append(_extremes(factors[tuple(index)], diags[tuple(index)], tol, max_iter, method))
+    items = itertools.product(*map(range, shape))
+    results = [_extremes(factors[item], diags[item], tol, max_iter, method) for item in items]
     columns = torch.tensor(results, dtype=torch.float64, device=cov_factor.device).reshape(*shape, 5).unbind(-1)
     smallest, largest, smallest_residual, largest_residual, iterations = columns
     converged = (smallest_residual <= tol) & (largest_residual <= tol)

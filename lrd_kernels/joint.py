@@ -171,6 +171,7 @@ class JointAccumulator:
         self.oversample = rank if oversample is None else oversample
         _validate.non_negative("oversample", self.oversample)
         self.count = 0
+        self._dtype: torch.dtype | None = None  # of the predictions
         self._mean: Tensor | None = None  # [..., S] in float64
         self._diag: Tensor | None = None  # sum of the diagonals, in float64
         self._parts = {"aleatoric": _Columns(self), "epistemic": _Columns(self)}
@@ -187,6 +188,7 @@ class JointAccumulator:
             )
         self.count += 1
         if self._mean is None or self._diag is None:
+            self._dtype = mean.dtype
             self._mean, self._diag = mean.to(torch.float64, copy=True), cov_diag.double().expand_as(mean).clone()
         else:
             deviation = mean.double() - self._mean
@@ -211,11 +213,10 @@ class JointAccumulator:
             return self
         n, m = self.count, other.count
         deviation = other._mean - self._mean
-        dtype = self._parts["aleatoric"].dtype or self._parts["epistemic"].dtype or deviation.dtype
         self.count = n + m
         self._mean += deviation * (m / self.count)
         self._diag += other._diag
-        self._parts["epistemic"].add((math.sqrt(n * m / self.count) * deviation).to(dtype)[..., None])
+        self._parts["epistemic"].add((math.sqrt(n * m / self.count) * deviation).to(self._dtype)[..., None])
         for name, part in self._parts.items():
             part.merge(other._parts[name])
         return self
@@ -226,12 +227,12 @@ class JointAccumulator:
         if self._mean is None or self._diag is None:
             raise ValueError("no prediction has come yet")
         T = self.count
-        blocks, diags, dtype = {}, {}, self._parts["aleatoric"].dtype or self._parts["epistemic"].dtype
+        blocks, diags = {}, {}
         for name, weight in (("aleatoric", T), ("epistemic", max(T - 1, 1))):
             part = self._parts[name]
             blocks[name] = [] if part.columns is None else [(part.columns, 1 / math.sqrt(weight))]
             diags[name] = torch.zeros_like(self._diag) if part.folded is None else part.folded / weight
-        mean = self._mean.to(dtype or torch.float32)
+        mean = self._mean.to(self._dtype)
         diag = (self._diag / T + diags["aleatoric"]).to(mean.dtype)
         epistemic_diag = diags["epistemic"].to(mean.dtype)
         return _assemble(mean, diag, epistemic_diag, blocks["aleatoric"], blocks["epistemic"], self.rank, validate_args)
@@ -239,7 +240,7 @@ class JointAccumulator:
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on: numbers and tensors alone."""
         state: dict[str, Any] = {"rank": self.rank, "oversample": self.oversample, "count": self.count}
-        state |= {"mean": self._mean, "diag": self._diag}
+        state |= {"dtype": self._dtype, "mean": self._mean, "diag": self._diag}
         for name, part in self._parts.items():
             state |= {f"{name}_columns": part.columns, f"{name}_folded": part.folded}
         return {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
@@ -247,6 +248,7 @@ class JointAccumulator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where another one stopped."""
         self.rank, self.oversample, self.count = state["rank"], state["oversample"], state["count"]
+        self._dtype = state["dtype"]
         self._mean, self._diag = (None if state[k] is None else state[k].clone() for k in ("mean", "diag"))
         for name, part in self._parts.items():
             for attribute in ("columns", "folded"):
@@ -261,10 +263,6 @@ class _Columns:
         self.owner = owner
         self.columns: Tensor | None = None
         self.folded: Tensor | None = None
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        return None if self.columns is None else self.columns.dtype
 
     def add(self, new: Tensor) -> None:
         room = self.owner.rank + self.owner.oversample

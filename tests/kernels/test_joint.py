@@ -199,6 +199,8 @@ def test_accumulator_of_diagonal_predictions_and_errors():
     for mean, diag in zip(means, diags, strict=True):
         accumulator.update(mean, None, diag)
     torch.testing.assert_close(covariance(accumulator.finalize()), covariance(lrd.joint(means, None, diags)))
+    one = lrd.JointAccumulator(rank=8).update(means[0], None, diags[0]).finalize()
+    assert one.loc.dtype == one.cov_diag.dtype == torch.float64
     with pytest.raises(ValueError, match="shape of those before"):
         accumulator.update(means[0, :5], None, diags[0, :5])
     with pytest.raises(ValueError, match="rank must be at least 1"):
