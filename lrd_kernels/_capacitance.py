@@ -1,4 +1,4 @@
-"""The R x R side of a covariance in float64, without gradients: for the diagnostics."""
+"""The R x R side of a covariance in float64, without gradients."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ def gram(
     )
     bad = ~(log_diag.isfinite() & sums.isfinite().all(-1).all(-1))
     return batch.from_gaussians(sums.masked_fill(bad[:, None, None], torch.nan))
+
+
+def eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, the largest first, and eigenvectors [..., R, R]; NaN for a matrix that is not finite."""
+    good = gram.isfinite().all(-1).all(-1)[..., None]
+    values, vectors = torch.linalg.eigh(torch.where(good[..., None], gram, 0))
+    # Signs are free: the largest entry of each vector is positive.
+    if vectors.numel():
+        peaks = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
+        vectors = vectors * torch.where(peaks < 0, -1.0, 1.0)
+    return torch.where(good, values.flip(-1), torch.nan), torch.where(good[..., None], vectors.flip(-1), torch.nan)
 
 
 def cholesky(gram: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lrd_kernels import _capacitance, _truncation, functional
+from lrd_kernels import _capacitance, _products, _truncation, functional
 
 Index = int | slice | list[int] | Tensor
 
@@ -100,7 +100,7 @@ class Operations:
             weights = _region_weights(weights, reduction)
         weights = weights.reshape(-1, S).double()
         factor, diag = _parameters(self)
-        projected = weights @ factor.double()  # [..., K, R]
+        projected = _products.project(factor, weights)  # [..., K, R]
         covariance = (weights * diag.double()[..., None, :]) @ weights.mT + projected @ projected.mT
         mean = (weights @ self.loc.double()[..., None])[..., 0]
         covariance = covariance.expand(*mean.shape, covariance.shape[-1])
@@ -124,18 +124,21 @@ class Operations:
         return Modes(torch.where(lengths > 0, columns / lengths, 0), singular.to(columns.dtype))
 
     def whiten(self, value: Tensor) -> Tensor:
-        """Noise of independent standard normal entries [..., S], of which `unwhiten` makes the value again."""
-        root, A, vectors, s2 = _symmetric_root(self)
+        """Noise of independent standard normal entries [..., S], of which `unwhiten` makes the value again.
+
+        Differentiable for the value and the mean, not for the covariance.
+        """
+        root, vectors, scale = _symmetric_root(self)
         x = (value.double() - self.loc.double()) / root
-        scale = (1 + s2).sqrt()
-        return (x - _through(A, vectors, 1 / (scale * (scale + 1)), x)).to(self.loc.dtype)
+        correction = _through(self, vectors, 1 / (scale * (scale + 1)), x / root)
+        return (x - correction / root).to(self.loc.dtype)
 
     def unwhiten(self, noise: Tensor) -> Tensor:
-        """The value [..., S] that standard normal noise stands for."""
-        root, A, vectors, s2 = _symmetric_root(self)
+        """The value [..., S] that standard normal noise stands for. Differentiable for the noise and the mean."""
+        root, vectors, scale = _symmetric_root(self)
         x = noise.double()
-        scale = (1 + s2).sqrt()
-        return (self.loc.double() + root * (x + _through(A, vectors, 1 / (scale + 1), x))).to(self.loc.dtype)
+        correction = _through(self, vectors, 1 / (scale + 1), x / root)
+        return (self.loc.double() + root * x + correction).to(self.loc.dtype)
 
     def quantile(self, q: float | Tensor) -> Tensor:
         """Marginal quantiles of every output: [..., S], with the shape of q in front."""
@@ -222,15 +225,21 @@ def _region_weights(labels: Tensor, reduction: str) -> Tensor:
     return weights / weights.sum(-1, keepdim=True).clamp(min=1) if reduction == "mean" else weights
 
 
-def _symmetric_root(self: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """sqrt(D), A = P / sqrt(D), and eigenvectors and eigenvalues of A^T A: Sigma = sqrt(D) (I + A A^T) sqrt(D)."""
-    factor, diag = (t.double() for t in _parameters(self))
-    root = diag.sqrt()
-    values, vectors = torch.linalg.eigh(_capacitance.gram(*_parameters(self)))
-    return root, factor / root[..., None], vectors, values.clamp(min=0)
+def _symmetric_root(self: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """sqrt(D), and with A = P / sqrt(D) the eigenvectors of A^T A and the roots of 1 plus its eigenvalues: Sigma is
+    sqrt(D) (I + A A^T) sqrt(D), and the middle has I + A V diag(1 / (scale + 1)) V^T A^T for a root."""
+    factor, diag = _parameters(self)
+    if torch.is_grad_enabled() and (factor.requires_grad or diag.requires_grad):
+        raise NotImplementedError(
+            "whiten and unwhiten have no gradients for the covariance: give a distribution of detached parameters, or"
+            " use torch.no_grad()"
+        )
+    values, vectors = _capacitance.eigenvectors(_capacitance.gram(factor, diag))
+    return diag.double().sqrt(), vectors, (1 + values.clamp(min=0)).sqrt()
 
 
-def _through(A: Tensor, vectors: Tensor, scale: Tensor, x: Tensor) -> Tensor:
-    """A V diag(scale) V^T A^T x: a function of A A^T, less the identity's part, applied to x [..., S]."""
-    turned = (x[..., None, :] @ A) @ vectors  # [..., 1, R]
-    return ((turned * scale[..., None, :]) @ vectors.mT @ A.mT)[..., 0, :]
+def _through(self: Any, vectors: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+    """P V diag(scale) V^T P^T x for x [..., S]."""
+    factor = _parameters(self)[0]
+    turned = _products.project(factor, x[..., None, :]) @ vectors  # [..., 1, R]
+    return _products.lift(factor, (turned * scale[..., None, :]) @ vectors.mT)[..., 0, :]

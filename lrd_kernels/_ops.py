@@ -7,7 +7,15 @@ from torch import Tensor
 
 from lrd_kernels import _load, _schemas
 
-__all__ = ["capacitance_fwd", "gram_fwd", "is_rank_major", "log_prob_bwd", "log_prob_fwd", "project_fold_fwd"]
+__all__ = [
+    "capacitance_fwd",
+    "gram_fwd",
+    "is_rank_major",
+    "joint_gram_fwd",
+    "log_prob_bwd",
+    "log_prob_fwd",
+    "project_fold_fwd",
+]
 
 _library = torch.library.Library(_schemas.NAMESPACE, "DEF")
 for _name, _schema in _schemas.SCHEMAS.items():
@@ -17,6 +25,7 @@ gram_fwd = torch.ops.lrd.gram_fwd.default
 capacitance_fwd = torch.ops.lrd.capacitance_fwd.default
 log_prob_fwd = torch.ops.lrd.log_prob_fwd.default
 log_prob_bwd = torch.ops.lrd.log_prob_bwd.default
+joint_gram_fwd = torch.ops.lrd.joint_gram_fwd.default
 project_fold_fwd = torch.ops.lrd.project_fold_fwd.default
 
 cpu_error = _load.cpu_error
@@ -109,9 +118,33 @@ def _log_prob_bwd_fake(
     return grad_factor, new(B, S) if need_diag else new(0), new(B, 1 if sum_loc else N, S) if need_loc else new(0)
 
 
+@torch.library.register_fake("lrd::joint_gram_fwd", lib=_library)
+def _joint_gram_fwd_fake(
+    cov_factors: Tensor,
+    vectors: Tensor | None,
+    factor_scale: float,
+    vector_scale: float,
+    centre: bool,
+    precision: int,
+) -> Tensor:
+    B, T, _, R = cov_factors.shape
+    K = T * R + (0 if vectors is None else vectors.shape[1])
+    return cov_factors.new_empty(B, K, K, dtype=torch.float64)
+
+
 @torch.library.register_fake("lrd::project_fold_fwd", lib=_library)
-def _project_fold_fwd_fake(cov_factor: Tensor, cov_diag: Tensor, basis: Tensor, fold: bool) -> tuple[Tensor, Tensor]:
-    B, S, _ = cov_factor.shape
+def _project_fold_fwd_fake(
+    cov_factors: Tensor,
+    vectors: Tensor | None,
+    factor_scale: float,
+    vector_scale: float,
+    centre: bool,
+    cov_diag: Tensor,
+    basis: Tensor,
+    fold: bool,
+    rank_major: bool,
+) -> tuple[Tensor, Tensor]:
+    B, _, S, _ = cov_factors.shape
     K = basis.shape[2]
-    new = cov_factor.new_empty
-    return new(B, K, S).mT if is_rank_major(cov_factor) else new(B, S, K), new(B, S)
+    new = cov_factors.new_empty
+    return new(B, K, S).mT if rank_major else new(B, S, K), new(B, S)

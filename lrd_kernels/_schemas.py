@@ -12,6 +12,7 @@ DECLINING_AUTO = 3  # of log_prob_fwd: "auto", but what a Cholesky does not hold
 QR = "qr"  # the fourth a caller may ask for: the factorisation is made outside, and given to the ops
 
 _INPUTS = "Tensor cov_factor, Tensor cov_diag, Tensor? value, Tensor? loc, Tensor? mask, float? eps, int precision"
+_STACK = "Tensor cov_factors, Tensor? vectors, float factor_scale, float vector_scale, bool centre"
 
 SCHEMAS = {
     # cov_factor [F, S, R], cov_diag [B, S], value and loc [B, N, S], mask [B, S]
@@ -34,9 +35,15 @@ SCHEMAS = {
         f"({_INPUTS}, Tensor? chol_inv, Tensor? summary, float maha, float logdet, float constant)"
         " -> (Tensor result, Tensor chol_inv, Tensor summary, Tensor z, Tensor value_info)"
     ),
-    # cov_factor [B, S, R], cov_diag [B, S], basis V [B, R, K] in float64 -> P V [B, S, K] in the factor's layout, and
-    # the diagonal, with fold that plus what P V leaves out: D + rowsum(P^2) - rowsum((P V)^2), not less than D
-    "project_fold_fwd": "(Tensor cov_factor, Tensor cov_diag, Tensor basis, bool fold) -> (Tensor factor, Tensor diag)",
+    # A stack of columns, met where they lie: the T cov_factors [B, T, S, R] times factor_scale, then the vectors
+    # [B, V, S], less their mean over V where they are to be centred, times vector_scale: X [B, S, T R + V]
+    # -> X^T X [B, T R + V, T R + V] in float64
+    "joint_gram_fwd": f"({_STACK}, int precision) -> Tensor",
+    # The same stack, cov_diag [B, S], basis Q [B, T R + V, K] in float64 -> X Q [B, S, K], rank-major or not, and the
+    # diagonal, with fold that plus what X Q leaves out: D + rowsum(X^2) - rowsum((X Q)^2), not less than D
+    "project_fold_fwd": (
+        f"({_STACK}, Tensor cov_diag, Tensor basis, bool fold, bool rank_major) -> (Tensor factor, Tensor diag)"
+    ),
     # Gradients of sum_n grad_n (maha * M_n + logdet * log det Sigma), grad [B, max(N, 1)]: for cov_factor [F, S, R] in
     # the factor's layout, cov_diag [B, S] (raw when eps is given) and loc [B, N, S], or with sum_loc their sum over the
     # values [B, 1, S]; for value it is the same with the other sign. What is not needed comes back with no elements;

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,12 +9,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from lrd_kernels import _capacitance, _dispatch, _ops, _validate, reference
-from lrd_kernels._batch import Batch
+from lrd_kernels import _capacitance, _ops, _products, _validate
+from lrd_kernels._stack import Stack
 
 __all__ = ["truncate"]
-
-CHUNK_ELEMENTS = 2**20  # of the factor that the backward pass holds in float64 at a time
 
 
 def truncate(
@@ -55,34 +51,11 @@ def truncate(
     factor, diag = cov_factor.expand(*shape, *cov_factor.shape[-2:]), cov_diag.expand(*shape, cov_diag.shape[-1])
     kept = R if rank is None else min(rank, R)
     if energy is not None:
-        values = _eigenvectors(_capacitance.gram(factor.detach(), backend=backend))[0].clamp(min=0)
+        values = _capacitance.eigenvectors(_capacitance.gram(factor.detach(), backend=backend))[0].clamp(min=0)
         shares = values.cumsum(-1) / values.sum(-1, keepdim=True)
         enough = (shares < energy * (1 - 1e-12)).sum(-1) + 1  # [...]
         kept = min(int(enough.max()), R) if enough.numel() else 0
     return Truncate.apply(factor, diag, kept, fold, backend)
-
-
-def _eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, the largest first, and eigenvectors [..., R, R]; NaN for a matrix that is not finite."""
-    good = gram.isfinite().all(-1).all(-1)[..., None]
-    values, vectors = torch.linalg.eigh(torch.where(good[..., None], gram, 0))
-    # Signs are free: the largest entry of each vector is positive.
-    if vectors.numel():
-        peaks = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
-        vectors = vectors * torch.where(peaks < 0, -1.0, 1.0)
-    return torch.where(good, values.flip(-1), torch.nan), torch.where(good[..., None], vectors.flip(-1), torch.nan)
-
-
-def project_fold(
-    factor: Tensor, diag: Tensor, basis: Tensor, fold: bool, backend: str | None = None
-) -> tuple[Tensor, Tensor]:
-    """`P V`, and the diagonal with what `P V` leaves out, where it is folded."""
-    if _dispatch.choose(backend, factor.device.type) == "reference":
-        return reference.project_fold(factor, diag, basis, fold)
-    batch = Batch(factor, diag, None, ())
-    inputs = (batch.factor(factor), batch.gaussians(diag), batch.gaussians(basis, 2).contiguous())
-    projected, folded = _ops.project_fold_fwd(*inputs, fold)
-    return batch.from_gaussians(projected), batch.from_gaussians(folded)
 
 
 class Truncate(Function):
@@ -94,9 +67,11 @@ class Truncate(Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         # A slightly other basis loses next to nothing where columns are dropped; where all stay, every digit counts.
         precision = "float32" if kept < factor.shape[-1] and kept > 0 else "float64"
-        values, vectors = _eigenvectors(_capacitance.gram(factor, precision=precision, backend=backend))
+        values, vectors = _capacitance.eigenvectors(_capacitance.gram(factor, precision=precision, backend=backend))
         singular = values[..., :kept].clamp(min=0).sqrt()
-        projected, folded = project_fold(factor, diag, vectors[..., :kept], fold, backend)
+        stack = Stack.of(diag, factor[None], None)
+        rank_major = _ops.is_rank_major(factor)
+        projected, folded = stack.project_fold(diag, vectors[..., :kept], fold, rank_major=rank_major, backend=backend)
         ctx.save_for_backward(factor, values, vectors, projected)
         ctx.fold, ctx.kept = fold, kept
         return projected, folded, singular
@@ -109,7 +84,7 @@ class Truncate(Function):
         if not need_factor:
             return (None, grad_diag if need_diag else None, None, None, None)
         basis = vectors[..., : ctx.kept]
-        chunks = _row_chunks(factor)
+        chunks = list(_products.row_chunks(factor))
 
         def pulls(rows: slice) -> tuple[Tensor, Tensor]:
             """What reaches the projected rows, and the rows themselves, in float64."""
@@ -142,12 +117,6 @@ class Truncate(Function):
         return (result, grad_diag if need_diag else None, None, None, None)
 
 
-def _row_chunks(factor: Tensor) -> list[slice]:
-    S = factor.shape[-2]
-    rows = max(CHUNK_ELEMENTS * S // max(factor.numel(), 1), 1)
-    return [slice(begin, begin + rows) for begin in range(0, S, rows)]
-
-
 def _is_dense(tensor: Tensor) -> bool:
     """Whether no two entries share memory."""
     return all(stride != 0 or size == 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
@@ -159,59 +128,3 @@ def _inverse_gaps(values: Tensor) -> Tensor:
     gaps = values[..., None, :] - values[..., :, None]
     least = 1e-12 * values[..., :1, None]
     return torch.where(gaps == 0, 0, gaps / (gaps.square() + least.square()))
-
-
-Blocks = list[tuple[Tensor, float]]
-
-
-def stack(blocks: Blocks, like: Tensor) -> Tensor:
-    """The columns of all blocks, each times its scale: [..., S, K]. `like` [..., S] tells the shape of none."""
-    if not blocks:
-        return like.new_zeros(*like.shape, 0)
-    return torch.cat([(block * scale).expand(*like.shape, block.shape[-1]) for block, scale in blocks], -1)
-
-
-@torch.no_grad()
-def compress(parts: Sequence[tuple[Blocks, Tensor]], like: Tensor, rank: int) -> list[tuple[Tensor, Tensor]]:
-    """Truncates stacks of column blocks, none of which is ever formed: each part's factor and folded diagonal.
-
-    Blocks are met by their tensors: what is a block of the first part and of another one is read once. The first part
-    must have all blocks, and another one a run of them. Two passes over their rows, in chunks: for the Gram matrix,
-    then for the projections.
-    """
-    blocks = parts[0][0]
-    total = sum(block.shape[-1] for block, _ in blocks)
-    if total == 0:
-        return [(like.new_zeros(*like.shape, 0), diag) for _, diag in parts]
-    rank_major = _ops.is_rank_major(blocks[0][0])
-    S, B = like.shape[-1], max(math.prod(like.shape[:-1]), 1)
-    rows_at_once = max(CHUNK_ELEMENTS * 4 // (B * total), 1)
-    chunks = [slice(begin, begin + rows_at_once) for begin in range(0, S, rows_at_once)]
-
-    def gather(rows: slice) -> Tensor:
-        """[..., n, K] of the first part, in the blocks' layout."""
-        some = [(block[..., rows, :] * scale).expand(*like[..., rows].shape, -1) for block, scale in blocks]
-        return torch.cat([s.mT for s in some], -2).mT if rank_major else torch.cat(some, -1)
-
-    gram = like.new_zeros(*like.shape[:-1], total, total, dtype=torch.float64)
-    for rows in chunks:
-        gram += _capacitance.gram(gather(rows), precision="float32" if rank < total else "float64")
-    offsets, begin = {}, 0
-    for block, scale in blocks:
-        offsets[id(block), scale] = slice(begin, begin + block.shape[-1])
-        begin += block.shape[-1]
-
-    plans = []  # which columns of the first part, their basis, and where the results go
-    for own, diag in parts:
-        picked = [offsets[id(block), scale] for block, scale in own]
-        taken = slice(picked[0].start, picked[-1].stop) if picked else slice(0, 0)
-        basis = _eigenvectors(gram[..., taken, taken])[1][..., :rank]
-        shape = (*like.shape, basis.shape[-1])
-        kept = like.new_empty(*shape[:-2], shape[-1], shape[-2]).mT if rank_major else like.new_empty(shape)
-        plans.append((taken, basis, diag.expand(like.shape), kept, torch.empty_like(like)))
-    for rows in chunks:
-        X = gather(rows)
-        for taken, basis, diag, kept, folded in plans:
-            projected, part = project_fold(X[..., taken], diag[..., rows], basis, True)
-            kept[..., rows, :], folded[..., rows] = projected, part
-    return [(kept, folded) for *_, kept, folded in plans]

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrd_kernels import _truncation, _validate, functional
+from lrd_kernels import _ops, _truncation, _validate, functional
+from lrd_kernels._stack import Stack
 from lrd_kernels.distribution import LowRankMultivariateNormal
 
 __all__ = ["JointAccumulator", "JointNormal", "SemidefiniteNormal", "joint", "mixture_log_prob"]
@@ -86,11 +87,11 @@ def joint(
     """
     means, P, D = _checked(means, cov_factors, cov_diags, aleatoric)
     T = means.shape[0]
-    mean = means.mean(0)
-    blocks_a = [] if P is None else [(block, 1 / math.sqrt(P.shape[0])) for block in P]
-    deviations = [((m - mean)[..., None], 1 / math.sqrt(T - 1)) for m in means] if T > 1 else []
-    diag = D.mean(0)
-    return _assemble(mean, diag, torch.zeros_like(diag), blocks_a, deviations, rank, validate_args)
+    mean, diag = means.mean(0), D.mean(0)
+    factor_scale = 1.0 if P is None else 1 / math.sqrt(P.shape[0])
+    deviating = means if T > 1 else None
+    columns = Stack.of(mean, P, deviating, factor_scale, 1 / math.sqrt(max(T - 1, 1)), centre=True)
+    return _assemble(mean, diag, torch.zeros_like(diag), columns, rank, validate_args)
 
 
 def _checked(
@@ -122,30 +123,18 @@ def _checked(
     return means, cov_factors, cov_diags
 
 
-Blocks = list[tuple[Tensor, float]]
-
-
 def _assemble(
-    mean: Tensor,
-    diag: Tensor,
-    epistemic_diag: Tensor,
-    aleatoric: Blocks,
-    epistemic: Blocks,
-    rank: int | None,
-    validate_args: bool | None,
+    mean: Tensor, diag: Tensor, epistemic_diag: Tensor, columns: Stack, rank: int | None, validate_args: bool | None
 ) -> JointNormal:
-    """The joint distribution and its parts from column blocks with their scales."""
-    parts = ((aleatoric + epistemic, diag + epistemic_diag), (aleatoric, diag), (epistemic, epistemic_diag))
-    if rank is None or any(t.requires_grad for t, _ in aleatoric + epistemic):
-        made = []
-        for blocks, own_diag in parts:
-            factor = _truncation.stack(blocks, mean)
-            if rank is not None:
-                factor, own_diag, _ = _truncation.truncate(factor, own_diag, rank)
-            made.append((factor, own_diag))
+    """The joint distribution and its parts: the factors of the columns are the aleatoric one, the vectors the other."""
+    if rank is not None and not columns.requires_grad:
+        whole, first, second = columns.truncate((diag, epistemic_diag), rank)
     else:
-        made = _truncation.compress(parts, mean, rank)
-    whole, first, second = made
+        X = columns.dense()
+        parts = [(X, diag + epistemic_diag), (X[..., : columns.split], diag), (X[..., columns.split :], epistemic_diag)]
+        if rank is not None:
+            parts = [_truncation.truncate(factor, own, rank)[:2] for factor, own in parts]
+        whole, first, second = parts
     plain = LowRankMultivariateNormal(mean, *first, validate_args=validate_args)
     return JointNormal(
         mean, *whole, plain, SemidefiniteNormal(mean, *second, validate_args=False), validate_args=validate_args
@@ -227,15 +216,20 @@ class JointAccumulator:
         if self._mean is None or self._diag is None:
             raise ValueError("no prediction has come yet")
         T = self.count
-        blocks, diags = {}, {}
-        for name, weight in (("aleatoric", T), ("epistemic", max(T - 1, 1))):
-            part = self._parts[name]
-            blocks[name] = [] if part.columns is None else [(part.columns, 1 / math.sqrt(weight))]
-            diags[name] = torch.zeros_like(self._diag) if part.folded is None else part.folded / weight
+        weights = {"aleatoric": T, "epistemic": max(T - 1, 1)}
+        diags = {name: 0 if part.folded is None else part.folded / weights[name] for name, part in self._parts.items()}
         mean = self._mean.to(self._dtype)
         diag = (self._diag / T + diags["aleatoric"]).to(mean.dtype)
-        epistemic_diag = diags["epistemic"].to(mean.dtype)
-        return _assemble(mean, diag, epistemic_diag, blocks["aleatoric"], blocks["epistemic"], self.rank, validate_args)
+        epistemic_diag = torch.zeros_like(self._diag).add(diags["epistemic"]).to(mean.dtype)
+        factor, deviations = (self._parts[name].columns for name in weights)
+        columns = Stack.of(
+            mean,
+            None if factor is None else factor[None],
+            None if deviations is None else deviations.movedim(-1, 0),
+            1 / math.sqrt(weights["aleatoric"]),
+            1 / math.sqrt(weights["epistemic"]),
+        )
+        return _assemble(mean, diag, epistemic_diag, columns, self.rank, validate_args)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on: numbers and tensors alone."""
@@ -251,9 +245,11 @@ class JointAccumulator:
         self._dtype = state["dtype"]
         self._mean, self._diag = (None if state[k] is None else state[k].clone() for k in ("mean", "diag"))
         for name, part in self._parts.items():
-            for attribute in ("columns", "folded"):
-                value = state[f"{name}_{attribute}"]
-                setattr(part, attribute, None if value is None else value.clone())
+            part.clear()
+            if state[f"{name}_columns"] is not None:
+                part.add(state[f"{name}_columns"])
+            if state[f"{name}_folded"] is not None:
+                part.folded = state[f"{name}_folded"].clone()
 
 
 class _Columns:
@@ -261,18 +257,33 @@ class _Columns:
 
     def __init__(self, owner: JointAccumulator) -> None:
         self.owner = owner
-        self.columns: Tensor | None = None
+        self.clear()
+
+    def clear(self) -> None:
         self.folded: Tensor | None = None
+        self._memory: Tensor | None = None  # [..., S, rank + oversample], of which the first `used` count
+        self._used = 0
+
+    @property
+    def columns(self) -> Tensor | None:
+        return None if self._memory is None else self._memory[..., : self._used]
 
     def add(self, new: Tensor) -> None:
-        room = self.owner.rank + self.owner.oversample
-        have = 0 if self.columns is None else self.columns.shape[-1]
-        if have + new.shape[-1] <= room:
-            self.columns = new.clone() if self.columns is None else torch.cat([self.columns, new], -1)
+        room, count = self.owner.rank + self.owner.oversample, new.shape[-1]
+        if self._memory is None:
+            rank_major = _ops.is_rank_major(new)
+            shape = (room, new.shape[-2]) if rank_major else (new.shape[-2], room)
+            memory = new.new_empty(*new.shape[:-2], *shape)
+            self._memory = memory.mT if rank_major else memory
+        if self._used + count <= room:
+            self._memory[..., self._used : self._used + count] = new
+            self._used += count
             return
-        blocks: Blocks = [(new, 1.0)] if self.columns is None else [(self.columns, 1.0), (new, 1.0)]
         none = new.new_zeros(new.shape[:-1])
-        ((self.columns, lost),) = _truncation.compress([(blocks, none)], none, self.owner.rank)
+        both = Stack.of(none, self._memory[None, ..., : self._used], new.movedim(-1, 0))
+        kept, lost = both.truncate_whole(none, self.owner.rank)
+        self._used = kept.shape[-1]
+        self._memory[..., : self._used] = kept
         self.folded = lost.double() if self.folded is None else self.folded + lost.double()
 
     def merge(self, other: _Columns) -> None:

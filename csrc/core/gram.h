@@ -48,6 +48,15 @@ static void add_products(const A* x, int64_t ld, int64_t n, int64_t first, int64
   }
 }
 
+// How many tiles add_products goes through for all columns.
+template <class A>
+static int64_t triangle_tiles(int64_t R) {
+  constexpr int64_t kColumns = Tile<A>::kColumns;
+  int64_t tiles = 0;
+  for (int64_t j = kTileRows; j < R + kTileRows; j += kTileRows) tiles += ((j < R ? j : R) + kColumns - 1) / kColumns;
+  return tiles;
+}
+
 // Small ranks and few values: the block as columns, the differences among them, all products as sums along the rows.
 // Lanes stay apart until the end. Scratch: per-lane sums, x, and the vectors of a block.
 template <class T, class A>
@@ -131,10 +140,7 @@ static void gram_rows_large(const Gaussian& g, const double* shift, int64_t begi
   double* diff = diag + 2 * block;
   double* shifts = diag + 3 * block;
   A* scale = reinterpret_cast<A*>(diag + 4 * block);
-  constexpr int64_t kColumns = Tile<A>::kColumns;
-  int64_t tiles = 0;  // of the triangle
-  for (int64_t j = kTileRows; j < g.R + kTileRows; j += kTileRows)
-    tiles += ((j < g.R ? j : g.R) + kColumns - 1) / kColumns;
+  const int64_t tiles = triangle_tiles<A>(g.R);
 
   for (int64_t i0 = begin; i0 < end; i0 += block) {
     const int64_t n = end - i0 < block ? end - i0 : block;

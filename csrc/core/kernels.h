@@ -44,15 +44,16 @@ struct GramGrads {
 
 // A basis to project rows on, and where the results go.
 struct Projection {
-  const void* basis;  // V^T in the compute type, [K + kMaxTileRows, ld], zero-padded
-  int64_t ld;
+  const void* basis;  // the scales of the columns in it, transposed: [K + kMaxTileRows, ld] in the compute type,
+  int64_t ld;         // zero-padded
   int64_t K;
   bool fold;
 
-  void* factor;  // P V [S, K] in the input dtype
+  void* factor;  // the projected rows [S, K] in the input dtype
   int64_t factor_stride_s;
   int64_t factor_stride_r;
-  void* diag;  // [S]
+  VectorView diag;  // D [S]
+  void* folded;     // [S]
 };
 
 struct Kernels {
@@ -74,8 +75,11 @@ struct Kernels {
   void (*log_prob_bwd_rows[kDTypes][kComputes])(const Gaussian*, const GramGrads*, int64_t count, int64_t begin,
                                                 int64_t end, void* scratch);
 
-  // P V of rows [begin, end), at most project_block_rows() of them, and their diagonal.
-  void (*project_fold_rows[kDTypes][kComputes])(const Gaussian&, const Projection&, int64_t begin, int64_t end,
+  // Adds rows [begin, end) of the Gram matrix of a stack to `sums`, of which only the sums themselves are touched.
+  void (*joint_gram_rows[kDTypes][kComputes])(const Stack&, int64_t begin, int64_t end, void* scratch, GramSums sums);
+
+  // Rows [begin, end) of a stack, at most project_block_rows() of them, in another basis, and their diagonal.
+  void (*project_fold_rows[kDTypes][kComputes])(const Stack&, const Projection&, int64_t begin, int64_t end,
                                                 void* scratch);
 
   // C = I + gram -> L, L^-1 (upper parts zeroed); gram and chol_inv may be the same memory. Returns the growth: by how
@@ -90,8 +94,10 @@ int64_t bwd_block_rows(int64_t R);
 int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute);
 size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, int64_t N, Compute compute);
 size_t bwd_scratch_bytes(int64_t R, Compute compute);
-int64_t project_block_rows(int64_t R, int64_t K);
-size_t project_scratch_bytes(int64_t R, int64_t K, Compute compute);
+int64_t joint_block_rows(int64_t columns, Compute compute);
+size_t joint_scratch_bytes(const Kernels& kernels, int64_t columns, Compute compute);
+int64_t project_block_rows(int64_t columns, int64_t K);
+size_t project_scratch_bytes(int64_t columns, int64_t K, Compute compute);
 size_t cholesky_scratch_bytes(int64_t R);
 
 // Values are scored this many at a time beside the packed factor block.

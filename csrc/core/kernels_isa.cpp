@@ -2,6 +2,7 @@
 // has internal linkage: code built for a newer CPU must never be merged by the linker into what an older one runs.
 #include "backward.h"
 #include "gram.h"
+#include "joint_gram.h"
 #include "project.h"
 #include "residual.h"
 #include "small_dense.h"
@@ -28,6 +29,7 @@ const Kernels table = {
     LRD_INSTANCES(gram_rows),
     {residual_rows<float>, residual_rows<double>, residual_rows<BFloat16>, residual_rows<Half>},
     LRD_INSTANCES(log_prob_bwd_rows),
+    LRD_INSTANCES(joint_gram_rows),
     LRD_INSTANCES(project_fold_rows),
     cholesky,
 };

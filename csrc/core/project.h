@@ -1,5 +1,6 @@
-// Projection with variance folding: the rows of P in another basis of fewer columns, and what a row loses by it added
-// to its diagonal entry. One read of P, one write of the result. Included only by the per-instruction-set sources.
+// Projection with variance folding: the rows of a stack in another basis of fewer columns, and what a row loses by it
+// added to its diagonal entry. One read of the stack, one write of the result. Included only by the per-instruction-set
+// sources.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include "kernels.h"
 #include "rows.h"
 #include "simd.h"
+#include "stack.h"
 
 namespace lrd {
 namespace LRD_ISA_NAMESPACE {
@@ -27,23 +29,23 @@ static void full_product(const A* b, int64_t ld_b, int64_t K, const A* x, int64_
   }
 }
 
-// squares[i] (+)= sign * sum over the columns of x[j, i]^2, in double.
+// squares[i] += scale * sum over the columns of x[j, i]^2, in double.
 template <class A>
-static void add_squares(const A* x, int64_t columns, int64_t ld, int64_t n, double sign, double* squares) {
+static void add_squares(const A* x, int64_t columns, int64_t ld, int64_t n, double scale, double* squares) {
   for (int64_t j = 0; j < columns; ++j)
-    for (int64_t i = 0; i < n; ++i) squares[i] += sign * double(x[j * ld + i]) * double(x[j * ld + i]);
+    for (int64_t i = 0; i < n; ++i) squares[i] += scale * double(x[j * ld + i]) * double(x[j * ld + i]);
 }
 
-// Scratch: two vectors of ld in double, x [R, ld] and y [K, ld] in A.
+// Scratch: two vectors of ld in double, x [columns, ld] and y [K, ld] in A.
 template <class T, class A>
-static void project_fold_rows(const Gaussian& g, const Projection& to, int64_t begin, int64_t end, void* scratch) {
-  const int64_t n = end - begin, ld = project_block_rows(g.R, to.K);
+static void project_fold_rows(const Stack& s, const Projection& to, int64_t begin, int64_t end, void* scratch) {
+  const int64_t columns = s.columns(), n = end - begin, ld = project_block_rows(columns, to.K);
   double* diag = static_cast<double*>(scratch);
   double* lost = diag + ld;
   A* x = reinterpret_cast<A*>(lost + ld);
-  A* y = x + g.R * ld;
-  read_columns<T, A>(g, begin, n, x, ld);
-  full_product(static_cast<const A*>(to.basis), to.ld, to.K, x, g.R, ld, n, y);
+  A* y = x + columns * ld;
+  read_stack_columns<T, A>(s, begin, n, lost, x, ld);
+  full_product(static_cast<const A*>(to.basis), to.ld, to.K, x, columns, ld, n, y);
   if (sizeof(T) < sizeof(A))  // what is folded is what the stored numbers leave
     for (int64_t j = 0; j < to.K; ++j)
       for (int64_t i = 0; i < n; ++i) {
@@ -54,15 +56,16 @@ static void project_fold_rows(const Gaussian& g, const Projection& to, int64_t b
   T* factor = static_cast<T*>(to.factor) + begin * to.factor_stride_s;
   write_columns<T, A>(y, ld, to.K, n, factor, to.factor_stride_s, to.factor_stride_r);
 
-  read_vector<T>(g.diag, begin, n, diag);
+  read_vector<T>(to.diag, begin, n, diag);
   if (to.fold) {
     for (int64_t i = 0; i < n; ++i) lost[i] = 0.0;
-    add_squares(x, g.R, ld, n, 1.0, lost);
+    add_squares(x, s.T * s.R, ld, n, s.factor_scale * s.factor_scale, lost);
+    add_squares(x + s.T * s.R * ld, s.V, ld, n, s.vector_scale * s.vector_scale, lost);
     add_squares(y, to.K, ld, n, -1.0, lost);
     // never less than nothing: what rounding added is not taken from the diagonal
     for (int64_t i = 0; i < n; ++i) diag[i] += lost[i] < 0.0 ? 0.0 : lost[i];
   }
-  T* out = static_cast<T*>(to.diag) + begin;
+  T* out = static_cast<T*>(to.folded) + begin;
   for (int64_t i = 0; i < n; ++i) store(out[i], diag[i]);
 }
 

@@ -248,6 +248,9 @@ static void read_factor(const Gaussian& g, int64_t begin, int64_t n, const A* sc
               __builtin_convertvector(tile[i], Stored) * scale[i0 + i];
       }
     }
+  } else if (g.factor_stride_r == 1 && g.R == 8 && !shift) {  // of a joint covariance: a length worth knowing
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < 8; ++j) out[i * ld + j] = A(load(factor[i * g.factor_stride_s + j])) * scale[i];
   } else if (g.factor_stride_r == 1) {
     for (int64_t i = 0; i < n; ++i) {
       const T* row = factor + i * g.factor_stride_s;

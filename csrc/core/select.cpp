@@ -97,8 +97,19 @@ const char* const* available_isas() { return selection().available; }
 
 int64_t gram_block_rows(int64_t R, int64_t N, Compute compute) {
   if (sums_along_rows(R, N)) return block_rows(kSmallBlockBytes, (R + 1) * element_bytes(compute));
-  const int64_t rows = block_rows(kBlockBytes, (R + 1) * element_bytes(compute));
+  return joint_block_rows(R, compute);
+}
+
+int64_t joint_block_rows(int64_t columns, Compute compute) {
+  const int64_t rows = block_rows(kBlockBytes, (columns + 1) * element_bytes(compute));
   return rows < kOuterBlockRows ? rows : kOuterBlockRows;
+}
+
+// Packed rows, and the means and scales of a block.
+size_t joint_scratch_bytes(const Kernels& kernels, int64_t columns, Compute compute) {
+  const int64_t rows = joint_block_rows(columns, compute);
+  const int64_t ld = padded_columns(kernels, columns, compute) + kMaxTileRows;
+  return size_t(rows * ld * element_bytes(compute) + 2 * rows * 8);
 }
 
 // The same for both compute types, so that each Gaussian of a call can have its own.
@@ -126,12 +137,12 @@ size_t bwd_scratch_bytes(int64_t R, Compute compute) {
   return size_t(((3 * R + kValueChunk + 1) * rows + values) * element_bytes(compute) + 6 * rows * 8 + R * 8);
 }
 
-// The same for both compute types. Half of the cache is left to the basis.
-int64_t project_block_rows(int64_t R, int64_t K) { return block_rows(kBlockBytes, (R + K + 1) * 8); }
+// The same for both compute types, meant for float32.
+int64_t project_block_rows(int64_t columns, int64_t K) { return block_rows(kBlockBytes, (columns + K + 1) * 4); }
 
-size_t project_scratch_bytes(int64_t R, int64_t K, Compute compute) {
-  const int64_t rows = project_block_rows(R, K);
-  return size_t((R + K) * rows * element_bytes(compute) + 2 * rows * 8);
+size_t project_scratch_bytes(int64_t columns, int64_t K, Compute compute) {
+  const int64_t rows = project_block_rows(columns, K);
+  return size_t((columns + K) * rows * element_bytes(compute) + 2 * rows * 8);
 }
 
 // A panel as wide as the widest tile, and a diagonal.

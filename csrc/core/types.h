@@ -53,4 +53,27 @@ struct Gaussian {
   int64_t loc_stride_n = 0;
 };
 
+// The columns of a joint covariance where they lie: T blocks [S, R], then V vectors [S], each group times its scale and
+// the vectors, where asked for, less their mean. Strides count elements.
+struct Stack {
+  int64_t S = 0;
+  int64_t T = 0;
+  int64_t R = 0;
+  int64_t V = 0;
+
+  const void* factors = nullptr;  // [T, S, R]
+  int64_t factor_stride_t = 0;
+  int64_t factor_stride_s = 0;
+  int64_t factor_stride_r = 0;
+  double factor_scale = 1.0;
+
+  const void* vectors = nullptr;  // [V, S]
+  int64_t vector_stride_v = 0;
+  int64_t vector_stride_s = 0;
+  double vector_scale = 1.0;
+  bool centre = false;
+
+  int64_t columns() const { return T * R + V; }
+};
+
 }  // namespace lrd

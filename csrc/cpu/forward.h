@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "sum_chunks.h"
 #include "tensors.h"
 
 namespace lrd {
@@ -15,12 +16,6 @@ struct Sums {
   double* quad;      // [B, N]
   double* log_diag;  // [B]
 };
-
-// Rows [k * step, k * step + rows) for all k < count. They depend on the problem alone, never on the threads.
-struct Chunks {
-  int64_t count, step, rows;
-};
-Chunks all_rows(int64_t S);
 
 // Sums the rows of the given items. With a shift [B, R] (one value, a rank above kSmallRank) the differences are
 // r - P shift, and u and quad are put relative to it as described at sum_residuals.

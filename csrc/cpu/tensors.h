@@ -35,6 +35,12 @@ inline DType dtype_of(const Tensor& tensor) {
   }
 }
 
+// Where entry `index` of the first dimension begins.
+inline const void* entry(const Tensor& tensor, int64_t index) {
+  return static_cast<const char*>(tensor.const_data_ptr()) +
+         index * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
+}
+
 // The inputs of the S-sized ops: F factors serve B Gaussians, B / F consecutive ones each; N values per Gaussian.
 struct Inputs {
   const Tensor& factor;                // [F, S, R]
@@ -77,30 +83,25 @@ struct Inputs {
     g.S = S;
     g.R = R;
     g.N = N;
-    g.factor = at(factor, b / items_per_factor());
+    g.factor = entry(factor, b / items_per_factor());
     g.factor_stride_s = factor.stride(1);
     g.factor_stride_r = factor.stride(2);
-    g.diag = {at(diag, b), diag.stride(1)};
+    g.diag = {entry(diag, b), diag.stride(1)};
     g.exp_diag = eps.has_value();
     g.eps = eps.value_or(0.0);
-    if (mask) g.mask = {at(*mask, b), mask->stride(1)};
+    if (mask) g.mask = {entry(*mask, b), mask->stride(1)};
     if (value) {
-      g.value = {at(*value, b), value->stride(2)};
+      g.value = {entry(*value, b), value->stride(2)};
       g.value_stride_n = value->stride(1);
     }
     if (loc) {
-      g.loc = {at(*loc, b), loc->stride(2)};
+      g.loc = {entry(*loc, b), loc->stride(2)};
       g.loc_stride_n = loc->stride(1);
     }
     return g;
   }
 
  private:
-  static const void* at(const Tensor& tensor, int64_t index) {
-    return static_cast<const char*>(tensor.const_data_ptr()) +
-           index * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
-  }
-
   void check_vector(const Tensor& tensor) const {
     STD_TORCH_CHECK(tensor.scalar_type() == factor.scalar_type(), "lrd: all floating inputs must share one dtype");
     STD_TORCH_CHECK(tensor.is_cpu(), "lrd: all inputs must be on the CPU");

@@ -195,23 +195,62 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
       expect_near(get(grad_factor, i * stride_s + k * stride_r, dtype), dP[k], rounding, "grad_factor");
   }
 
+  // The factor in two blocks of half its columns, if it has so many, and the values as vectors of a stack.
+  lrd::Stack stack;
+  stack.S = S;
+  stack.T = R % 2 == 0 ? 2 : 1;
+  stack.R = R / stack.T;
+  stack.V = N;
+  stack.factors = factor.data();
+  stack.factor_stride_t = stack.R * stride_r;
+  stack.factor_stride_s = stride_s;
+  stack.factor_stride_r = stride_r;
+  stack.factor_scale = 0.5;
+  stack.vectors = value.data();
+  stack.vector_stride_v = S;
+  stack.vector_stride_s = 1;
+  stack.centre = true;
+  const int64_t columns = R + N, gram_ld = lrd::padded_columns(isa, columns, compute);
+  std::vector<double> X(S * columns), products(columns * gram_ld);
+  for (int64_t i = 0; i < S; ++i) {
+    double mean = 0;
+    for (int64_t n = 0; n < N; ++n) mean += get(value, n * S + i, dtype) / double(N);
+    for (int64_t j = 0; j < R; ++j) X[i * columns + j] = 0.5 * get(factor, i * stride_s + j * stride_r, dtype);
+    for (int64_t n = 0; n < N; ++n) X[i * columns + R + n] = get(value, n * S + i, dtype) - mean;
+  }
+  const auto joint = scratch(lrd::joint_scratch_bytes(isa, columns, compute));
+  isa.joint_gram_rows[d][c](stack, 0, S, joint.get(), lrd::GramSums{products.data(), gram_ld, nullptr, nullptr});
+  for (int64_t j = 0; j < columns; ++j)
+    for (int64_t k = 0; k <= j; ++k) {
+      double sum = 0;
+      for (int64_t i = 0; i < S; ++i) sum += X[i * columns + j] * X[i * columns + k];
+      expect_near(products[j * gram_ld + k], sum, wide ? 1e-9 : 1e-4, "joint gram");
+    }
+
   // The first K columns as they are, and the others folded, into memory of their exact size.
-  const int64_t K = (R + 1) / 2;
-  std::vector<double> basis((K + lrd::kMaxTileRows) * R);
+  const int64_t K = (columns + 1) / 2;
+  std::vector<double> basis((K + lrd::kMaxTileRows) * columns);
   std::vector<float> basis_f(basis.size());
-  for (int64_t k = 0; k < K; ++k) basis[k * R + k] = basis_f[k * R + k] = 1;
+  for (int64_t k = 0; k < K; ++k) basis[k * columns + k] = basis_f[k * columns + k] = k < R ? 0.5f : 1.0f;
   Exact kept(S * K, element), folded(S, element);
   const int64_t kept_s = rank_major ? 1 : K, kept_r = rank_major ? S : 1;
-  const lrd::Projection project{
-      wide ? static_cast<void*>(basis.data()) : basis_f.data(), R, K, true, kept.data(), kept_s, kept_r, folded.data()};
-  const auto third = scratch(lrd::project_scratch_bytes(R, K, compute));
-  const int64_t rows = lrd::project_block_rows(R, K);
+  const lrd::Projection project{wide ? static_cast<void*>(basis.data()) : basis_f.data(),
+                                columns,
+                                K,
+                                true,
+                                kept.data(),
+                                kept_s,
+                                kept_r,
+                                g.diag,
+                                folded.data()};
+  const auto third = scratch(lrd::project_scratch_bytes(columns, K, compute));
+  const int64_t rows = lrd::project_block_rows(columns, K);
   for (int64_t begin = 0; begin < S; begin += rows)
-    isa.project_fold_rows[d][c](g, project, begin, std::min(S, begin + rows), third.get());
+    isa.project_fold_rows[d][c](stack, project, begin, std::min(S, begin + rows), third.get());
   for (int64_t i = 0; i < S; ++i) {
     double lost = 0;
-    for (int64_t j = 0; j < R; ++j) {
-      const double entry = masked && w[i] == 0 ? 0 : P[i * R + j];
+    for (int64_t j = 0; j < columns; ++j) {
+      const double entry = X[i * columns + j];
       if (j < K)
         expect_near(get(kept, i * kept_s + j * kept_r, dtype), entry, rounding, "kept");
       else

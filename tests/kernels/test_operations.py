@@ -54,7 +54,8 @@ def test_condition_refuses(model):
         model.marginal(torch.ones(5, dtype=torch.bool))
 
 
-def test_aggregate(model):
+def test_aggregate(model, monkeypatch):
+    monkeypatch.setattr("lrd_kernels._products.CHUNK_ELEMENTS", 50)
     weights = torch.randn(3, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = model.aggregate(weights)
     torch.testing.assert_close(found.mean, (weights @ model.mean[..., None])[..., 0])
@@ -95,7 +96,8 @@ def test_modes(model):
     torch.testing.assert_close(rebuilt, model.cov_factor @ model.cov_factor.mT)
 
 
-def test_whiten_and_back(model):
+def test_whiten_and_back(model, monkeypatch):
+    monkeypatch.setattr("lrd_kernels._products.CHUNK_ELEMENTS", 50)  # several chunks
     value = torch.randn(5, *model.batch_shape, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     noise = model.whiten(value)
     torch.testing.assert_close(model.unwhiten(noise), value)
@@ -105,6 +107,15 @@ def test_whiten_and_back(model):
     units = torch.eye(20).double().reshape(20, *(1,) * len(model.batch_shape), 20)
     root = (model.unwhiten(units.expand(20, *model.batch_shape, 20)) - model.mean).movedim(0, -1)
     torch.testing.assert_close(root @ root.mT, model.covariance_matrix)
+
+
+def test_whitening_has_gradients_for_what_it_says(model):
+    value = torch.zeros(20, dtype=torch.float64, requires_grad=True)
+    model.unwhiten(model.whiten(value)).sum().backward()
+    torch.testing.assert_close(value.grad, torch.full_like(value, float(model.batch_shape.numel())))
+    trained = model.cov_factor.clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match="no gradients for the covariance"):
+        lrd.LowRankMultivariateNormal(model.loc, trained, model.cov_diag).whiten(value)
 
 
 def test_quantile(model):

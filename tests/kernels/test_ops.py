@@ -38,6 +38,18 @@ def known_arguments(inputs):
     return (*inputs, chol_inv, summary, 1.0, 0.5, -3.0)
 
 
+STACKS = [
+    (torch.rand(2, 3, 5, 2, dtype=torch.float64), torch.rand(2, 4, 5, dtype=torch.float64), 0.5, 2.0, True),
+    (torch.rand(2, 3, 2, 5).mT, torch.rand(2, 5, 7).mT, 1.0, 1.0, False),
+    (torch.rand(2, 1, 70, 4, dtype=torch.bfloat16), None, 1.0, 1.0, False),
+    (torch.rand(2, 2, 5, 3, dtype=torch.float16)[..., 1:], None, 1.0, 1.0, True),
+]
+
+
+def columns(stack):
+    return stack[0].shape[1] * stack[0].shape[3] + (0 if stack[1] is None else stack[1].shape[1])
+
+
 OP_SAMPLES = {
     "gram_fwd": SAMPLES,
     "capacitance_fwd": [_ops.gram_fwd(*s) for s in SAMPLES] if _ops.cpu_error is None else [],
@@ -46,10 +58,11 @@ OP_SAMPLES = {
         if _ops.cpu_error is None
         else []
     ),
+    "joint_gram_fwd": [(*stack, precision) for stack in STACKS for precision in (1, 2)],
     "project_fold_fwd": [
-        (*s[:2], torch.rand(2, 4, K, dtype=torch.float64), fold)
-        for s in SAMPLES[:5]
-        for K, fold in ((3, True), (0, True), (1, False))
+        (*stack, torch.rand_like(stack[0][:, 0, :, 0]), torch.rand(2, columns(stack), K).double(), fold, rank_major)
+        for stack in STACKS
+        for K, fold, rank_major in ((3, True, False), (0, True, False), (1, False, True), (9, True, True))
     ],
     "log_prob_bwd": (
         [backward_arguments(s) for s in SAMPLES]

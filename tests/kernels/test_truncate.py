@@ -118,7 +118,7 @@ def test_gradients_stay_finite_for_equal_singular_values():
 
 
 def test_chunked_backward(monkeypatch):
-    from lrd_kernels import _truncation
+    from lrd_kernels import _products
 
     factor, diag = covariance(37, 5, (2,))
 
@@ -128,7 +128,7 @@ def test_chunked_backward(monkeypatch):
         return torch.autograd.grad((kept @ kept.mT).square().sum() + folded.log().sum(), leaves)
 
     whole = gradients()
-    monkeypatch.setattr(_truncation, "CHUNK_ELEMENTS", 40)
+    monkeypatch.setattr(_products, "CHUNK_ELEMENTS", 40)
     for a, b in zip(gradients(), whole, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -192,7 +192,11 @@ def test_same_bits_for_any_number_of_threads():
         for threads in (1, 2, 3, 8):
             torch.set_num_threads(threads)
             basis = torch.linalg.qr(torch.ones(40, 40).double().tril()).Q[:, :12].contiguous()
-            results.append(torch.ops.lrd.project_fold_fwd(factor[None], diag[None], basis[None], True))
+            results.append(
+                torch.ops.lrd.project_fold_fwd(
+                    factor[None, None], None, 1.0, 1.0, False, diag[None], basis[None], True, False
+                )
+            )
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for r in results[1:] for a, b in zip(r, results[0], strict=True))

@@ -1,0 +1,39 @@
+// lrd::joint_gram_fwd: the Gram matrix of the columns of a joint covariance, which are never put side by side.
+#include <numeric>
+#include <vector>
+
+#include "stack_inputs.h"
+#include "sum_chunks.h"
+
+namespace lrd {
+namespace {
+
+Tensor joint_gram_fwd_cpu(const Tensor& cov_factors, std::optional<Tensor> vectors, double factor_scale,
+                          double vector_scale, bool centre, int64_t precision) {
+  const StackInputs in(cov_factors, vectors, factor_scale, vector_scale, centre);
+  const int64_t B = in.B, K = in.columns();
+  Tensor gram = empty({B, K, K}, ScalarType::Double);
+  double* to = gram.mutable_data_ptr<double>();
+  std::vector<int64_t> items(B);
+  std::iota(items.begin(), items.end(), 0);
+  const Kernels& isa = kernels();
+  const Compute compute = compute_for(in.dtype, precision == 2);
+  const auto joint_gram_rows = isa.joint_gram_rows[static_cast<int>(in.dtype)][static_cast<int>(compute)];
+  sum_chunks(
+      items, in.S, all_rows(in.S), joint_scratch_bytes(isa, K, compute),
+      SumSizes{K, padded_columns(isa, K, compute), 0, K},
+      [&](void* scratch, int64_t b, int64_t begin, int64_t end, const GramSums& sums) {
+        joint_gram_rows(in.item(b), begin, end, scratch, sums);
+      },
+      [&](int64_t b, const GramSums& sums, bool first, bool) {
+        for (int64_t j = 0; j < K; ++j) add(to + (b * K + j) * K, sums.sums + j * sums.ld, j + 1, first);
+      });
+  mirror(to, B, K);
+  return gram;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("joint_gram_fwd", TORCH_BOX(&joint_gram_fwd_cpu)); }
+
+}  // namespace lrd
