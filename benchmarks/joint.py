@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -62,13 +61,11 @@ def measure(contestant: str, layout: str, S: int, T: int, R: int, rank: int, rep
     times, extra, results = [], 0, ()
     for _ in range(repeats):
         del results
-        memory.release()
-        before = memory.resident("VmRSS")
-        memory.CLEAR_REFS.write_text("5")
-        start = time.perf_counter()
-        results = function(*inputs, rank)
-        times.append(time.perf_counter() - start)
-        extra = max(memory.resident("VmHWM") - before, extra)
+        with memory.Peak() as peak:
+            start = time.perf_counter()
+            results = function(*inputs, rank)
+            times.append(time.perf_counter() - start)
+        extra = max(peak.extra_bytes, extra)
     log_p, entropy, variance, *_ = results
     checks = {"log_prob": float(log_p), "entropy": float(entropy), "variance": float(variance.double().sum())}
     return {"seconds": min(times), "samples": times, "extra_bytes": extra, **checks}
@@ -97,9 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for contestant in CONTESTANTS:
             flags = ("outputs", "predictions", "factor-rank", "rank", "repeats")
             numbers = [a for flag, size in zip(flags, sizes, strict=True) for a in (f"--{flag}", str(size))]
-            command = [sys.executable, "-m", "benchmarks.joint", *numbers, "--one", contestant, layout]
-            done = subprocess.run(command, cwd=machine.ROOT, capture_output=True, text=True, check=True)
-            found = document["results"][f"{contestant} {layout}"] = json.loads(done.stdout.splitlines()[-1])
+            found = memory.fresh("benchmarks.joint", *numbers, "--one", contestant, layout)
+            document["results"][f"{contestant} {layout}"] = found
             print(
                 f"{layout:8}{contestant:8}{found['seconds']:10.3f}{found['extra_bytes'] / 1e6:10.0f}"
                 f"{found['log_prob']:14.2f}{found['entropy']:14.2f}",

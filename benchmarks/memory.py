@@ -24,11 +24,19 @@ CALLS = 3
 
 def in_fresh_process(case: Case, layout: str, contestant: str, direction: str) -> dict:
     """What `extra_bytes` gives there, or the reason why it gave nothing."""
-    command = [sys.executable, "-m", "benchmarks.memory", case.name, layout, contestant, direction]
+    try:
+        return fresh("benchmarks.memory", case.name, layout, contestant, direction)
+    except RuntimeError as error:
+        return {"reason": str(error)}
+
+
+def fresh(module: str, *arguments: object) -> dict:
+    """The JSON object that a module's command line ends with, in a process of its own."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
-        return {"reason": last[0][:500]}
+        raise RuntimeError(last[0][:500])
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -43,12 +51,25 @@ def extra_bytes(case: Case, layout: str, contestant: str, direction: str) -> dic
     call()
     calls = []
     for _ in range(CALLS):
-        release()
-        before = resident("VmRSS")
-        CLEAR_REFS.write_text("5")  # sets the high-water mark back to what is resident now
-        call()
-        calls.append(max(resident("VmHWM") - before, 0))
+        with Peak() as peak:
+            call()
+        calls.append(peak.extra_bytes)
     return {"extra_bytes": sorted(calls)[CALLS // 2], "calls": calls}
+
+
+class Peak:
+    """Most resident memory inside the `with` beyond that before it."""
+
+    extra_bytes = 0
+
+    def __enter__(self) -> Peak:
+        release()
+        self._before = resident("VmRSS")
+        CLEAR_REFS.write_text("5")  # sets the high-water mark back to what is resident now
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.extra_bytes = max(resident("VmHWM") - self._before, 0)
 
 
 def release() -> None:
