@@ -91,32 +91,21 @@ class Stack:
         factor, folded = _ops.project_fold_fwd(*self._inputs(), flat_diag, flat_basis, fold, rank_major)
         return factor.reshape(*self.shape, factor.shape[-1]), folded.reshape(self.shape)
 
-    def truncate(self, diags: tuple[Tensor, Tensor], rank: int) -> list[tuple[Tensor, Tensor]]:
-        """Factor and folded diagonal of at most `rank` columns for the whole, for the factors and for the vectors, the
-        two having diagonals `diags` [..., S] of their own."""
-        gram = self._rough_gram(rank)
-        parts = (
-            (self, slice(None), diags[0] + diags[1]),
-            (self.only_factors, slice(0, self.split), diags[0]),
-            (self.only_vectors, slice(self.split, None), diags[1]),
-        )
-        return [part._leading(gram[..., own, own], diag, rank, self._rank_major) for part, own, diag in parts]
-
-    def truncate_whole(self, diag: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """The first of them alone."""
-        return self._leading(self._rough_gram(rank), diag, rank, self._rank_major)
-
-    def _rough_gram(self, rank: int) -> Tensor:
+    def truncate(self, diags: tuple[Tensor, Tensor], rank: int, parts: bool) -> list[tuple[Tensor, Tensor]]:
+        """Factor and folded diagonal of at most `rank` columns for the whole, and with `parts` for the factors and for
+        the vectors, the two having diagonals `diags` [..., S] of their own."""
+        rank_major = _ops.is_rank_major(self.factors if self.split else self.vectors.movedim(0, -1))
         # A slightly other basis loses next to nothing where columns are dropped; where all stay, every digit counts.
-        return self.gram(precision="float32" if rank < self.columns else "float64")
-
-    def _leading(self, gram: Tensor, diag: Tensor, rank: int, rank_major: bool) -> tuple[Tensor, Tensor]:
-        basis = _capacitance.eigenvectors(gram)[1][..., :rank]
-        return self.project_fold(diag, basis, True, rank_major=rank_major)
-
-    @property
-    def _rank_major(self) -> bool:
-        return _ops.is_rank_major(self.factors if self.split else self.vectors.movedim(0, -1))
+        gram = self.gram(precision="float32" if rank < self.columns else "float64")
+        wanted = [(self, slice(None), diags[0] + diags[1])]
+        if parts:
+            wanted.append((self.only_factors, slice(0, self.split), diags[0]))
+            wanted.append((self.only_vectors, slice(self.split, None), diags[1]))
+        results = []
+        for part, own, diag in wanted:
+            basis = _capacitance.eigenvectors(gram[..., own, own])[1][..., :rank]
+            results.append(part.project_fold(diag, basis, True, rank_major=rank_major))
+        return results
 
     @property
     def _items(self) -> int:

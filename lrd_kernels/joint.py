@@ -46,6 +46,7 @@ class JointNormal(LowRankMultivariateNormal):
     Attributes:
         aleatoric: what the predictions are unsure of, around the common mean.
         epistemic: what they differ in: without a density of its own, and with no columns for a single prediction.
+            Neither is there for a joint that was made with `parts=False`.
     """
 
     def __init__(
@@ -53,17 +54,28 @@ class JointNormal(LowRankMultivariateNormal):
         loc: Tensor,
         cov_factor: Tensor,
         cov_diag: Tensor,
-        aleatoric: LowRankMultivariateNormal,
-        epistemic: SemidefiniteNormal,
+        parts: tuple[LowRankMultivariateNormal, SemidefiniteNormal] | None,
         validate_args: bool | None = None,
     ) -> None:
         super().__init__(loc, cov_factor, cov_diag, validate_args)
-        self.aleatoric = aleatoric
-        self.epistemic = epistemic
+        self._parts = parts
+
+    @property
+    def aleatoric(self) -> LowRankMultivariateNormal:
+        return self._both()[0]
+
+    @property
+    def epistemic(self) -> SemidefiniteNormal:
+        return self._both()[1]
+
+    def _both(self) -> tuple[LowRankMultivariateNormal, SemidefiniteNormal]:
+        if self._parts is None:
+            raise ValueError("this joint was made with parts=False, and has neither .aleatoric nor .epistemic")
+        return self._parts
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
         new = super().expand(batch_shape, _instance or JointNormal.__new__(JointNormal))
-        new.aleatoric, new.epistemic = self.aleatoric.expand(batch_shape), self.epistemic.expand(batch_shape)
+        new._parts = self._parts and tuple(part.expand(batch_shape) for part in self._parts)
         return new
 
 
@@ -74,6 +86,7 @@ def joint(
     *,
     rank: int | None = None,
     aleatoric: LowRankMultivariateNormal | tuple[Tensor | None, Tensor] | None = None,
+    parts: bool = True,
     validate_args: bool | None = None,
 ) -> JointNormal:
     """One Gaussian from T predictions: means [T, ..., S], cov_factors [T, ..., S, R], cov_diags [T, ..., S].
@@ -84,6 +97,7 @@ def joint(
             stacked S x T (R + 1) matrix is then never formed, unless gradients are asked for. None keeps all columns.
         aleatoric: one prediction (a distribution, or its factor and diagonal), such as that of the expected weights, in
             the place of the T ones; cov_factors and cov_diags are then not used, and may be None.
+        parts: whether the two parts are made as well, each with leading columns of its own; scores need none.
     """
     means, P, D = _checked(means, cov_factors, cov_diags, aleatoric)
     T = means.shape[0]
@@ -91,7 +105,7 @@ def joint(
     factor_scale = 1.0 if P is None else 1 / math.sqrt(P.shape[0])
     deviating = means if T > 1 else None
     columns = Stack.of(mean, P, deviating, factor_scale, 1 / math.sqrt(max(T - 1, 1)), centre=True)
-    return _assemble(mean, diag, torch.zeros_like(diag), columns, rank, validate_args)
+    return _assemble(mean, diag, torch.zeros_like(diag), columns, rank, parts, validate_args)
 
 
 def _checked(
@@ -124,21 +138,28 @@ def _checked(
 
 
 def _assemble(
-    mean: Tensor, diag: Tensor, epistemic_diag: Tensor, columns: Stack, rank: int | None, validate_args: bool | None
+    mean: Tensor,
+    diag: Tensor,
+    epistemic_diag: Tensor,
+    columns: Stack,
+    rank: int | None,
+    parts: bool,
+    validate_args: bool | None,
 ) -> JointNormal:
     """The joint distribution and its parts: the factors of the columns are the aleatoric one, the vectors the other."""
     if rank is not None and not columns.requires_grad:
-        whole, first, second = columns.truncate((diag, epistemic_diag), rank)
+        found = columns.truncate((diag, epistemic_diag), rank, parts)
     else:
         X = columns.dense()
-        parts = [(X, diag + epistemic_diag), (X[..., : columns.split], diag), (X[..., columns.split :], epistemic_diag)]
+        found = [(X, diag + epistemic_diag), (X[..., : columns.split], diag), (X[..., columns.split :], epistemic_diag)]
+        found = found if parts else found[:1]
         if rank is not None:
-            parts = [_truncation.truncate(factor, own, rank)[:2] for factor, own in parts]
-        whole, first, second = parts
-    plain = LowRankMultivariateNormal(mean, *first, validate_args=validate_args)
-    return JointNormal(
-        mean, *whole, plain, SemidefiniteNormal(mean, *second, validate_args=False), validate_args=validate_args
-    )
+            found = [_truncation.truncate(factor, own, rank)[:2] for factor, own in found]
+    made = None
+    if parts:
+        plain = LowRankMultivariateNormal(mean, *found[1], validate_args=validate_args)
+        made = (plain, SemidefiniteNormal(mean, *found[2], validate_args=False))
+    return JointNormal(mean, *found[0], made, validate_args=validate_args)
 
 
 class JointAccumulator:
@@ -211,8 +232,8 @@ class JointAccumulator:
         return self
 
     @torch.no_grad()
-    def finalize(self, validate_args: bool | None = None) -> JointNormal:
-        """The joint distribution of what has come so far; more may come afterwards."""
+    def finalize(self, *, parts: bool = True, validate_args: bool | None = None) -> JointNormal:
+        """The joint distribution of what has come so far, with its parts or without; more may come afterwards."""
         if self._mean is None or self._diag is None:
             raise ValueError("no prediction has come yet")
         T = self.count
@@ -229,7 +250,7 @@ class JointAccumulator:
             1 / math.sqrt(weights["aleatoric"]),
             1 / math.sqrt(weights["epistemic"]),
         )
-        return _assemble(mean, diag, epistemic_diag, columns, self.rank, validate_args)
+        return _assemble(mean, diag, epistemic_diag, columns, self.rank, parts, validate_args)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on: numbers and tensors alone."""
@@ -281,7 +302,7 @@ class _Columns:
             return
         none = new.new_zeros(new.shape[:-1])
         both = Stack.of(none, self._memory[None, ..., : self._used], new.movedim(-1, 0))
-        kept, lost = both.truncate_whole(none, self.owner.rank)
+        ((kept, lost),) = both.truncate((none, none), self.owner.rank, parts=False)
         self._used = kept.shape[-1]
         self._memory[..., : self._used] = kept
         self.folded = lost.double() if self.folded is None else self.folded + lost.double()

@@ -15,7 +15,7 @@ def test_end_to_end(tmp_path, capsys):
     sizes = ["--outputs", "300", "--predictions", "5", "--factor-rank", "2", "--rank", "4", "--repeats", "1"]
     assert joint.main([*sizes, "--output", str(output)]) == 0
     results = json.loads(output.read_text())["results"]
-    assert set(results) == {"lrd row", "torch row", "lrd rank", "torch rank"}
+    assert set(results) == {f"{who} {how}" for who in ("lrd", "lrd+parts", "torch") for how in ("row", "rank")}
     for layout in ("row", "rank"):
         ours, plain = results[f"lrd {layout}"], results[f"torch {layout}"]
         for number in ("log_prob", "entropy", "variance"):

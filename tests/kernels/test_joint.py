@@ -100,6 +100,19 @@ def test_the_epistemic_part_has_samples_and_modes_but_no_density():
         epistemic.entropy()
 
 
+@pytest.mark.parametrize("rank", [None, 4])
+def test_a_joint_may_do_without_its_parts(rank):
+    samples = predictions()
+    whole, alone = lrd.joint(*samples, rank=rank), lrd.joint(*samples, rank=rank, parts=False)
+    torch.testing.assert_close(covariance(alone), covariance(whole))
+    for model in (alone, alone.expand((2,))):
+        with pytest.raises(ValueError, match="parts=False"):
+            _ = model.aleatoric
+    accumulator = lrd.JointAccumulator(4).update(*(t[0] for t in samples))
+    with pytest.raises(ValueError, match="parts=False"):
+        _ = accumulator.finalize(parts=False).epistemic
+
+
 def test_gradients_of_the_joint():
     samples = [t.requires_grad_() for t in predictions(T=3, S=8, R=2)]
     value = torch.zeros(8, dtype=torch.float64)
