@@ -1,8 +1,8 @@
 """From T sampled predictions to a scored, sampled joint Gaussian: this package beside the same in plain torch.
 
 One image of 256 x 256 x 3, T = 64 predictions of rank 8, joint rank 64: truncated joint, log p, entropy, 16 samples and
-8 modes; and once more with the two parts of the joint, which the plain one does not make. Each contestant and layout has
-a process of its own: its time is the least of a few calls that follow one another, its memory the peak beyond the
+8 modes; and once more with the two parts of the joint, which the plain one does not make. Each contestant and layout
+has a process of its own: its time is the least of a few calls that follow one another, its memory the peak beyond the
 predictions, with all that earlier calls left given back.
 """
 
