@@ -86,7 +86,9 @@ class EagerLogProb(Function):
         factorisation: Factorisation | None,
     ) -> Tensor:
         batch = Batch(cov_factor, cov_diag, mask, (value, loc))
-        looking = terms.precision == 0 and not terms.qr and type(cov_factor) in (Tensor, Parameter)
+        looking = (  # elsewhere it would wait for the device
+            terms.backend == "cpu" and terms.precision == 0 and not terms.qr and type(cov_factor) in (Tensor, Parameter)
+        )
         precision = DECLINING_AUTO if looking else terms.precision
         inputs = op_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, precision)
         known = (None, None) if factorisation is None else factorisation.recall(cov_factor, cov_diag)
@@ -184,7 +186,7 @@ def _gradients(
     """The same from what the forward op gave."""
     need_value, need_loc, need_factor, need_diag = needs
     sum_loc = need_loc and not need_value and loc is not None and batch.shares_gaussians(loc)
-    grad_factor, grad_diag, grad_loc = _ops.log_prob_bwd(
+    grad_factor, grad_diag, grad_loc = _ops.OPS[terms.backend].log_prob_bwd(
         *op_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, terms.precision),
         chol_inv,
         summary,
@@ -254,25 +256,28 @@ class LogProbBackward(Function):
 
 
 class Solve(Function):
-    """(rhs, cov_factor, cov_diag, precision) -> (x = Sigma^-1 rhs, z = P^T x).
+    """(rhs, cov_factor, cov_diag, precision, backend) -> (x = Sigma^-1 rhs, z = P^T x).
 
     x is the gradient of -1/2 the Mahalanobis term for loc, so the raw ops give it. z is returned for backward.
     """
 
     @staticmethod
-    def forward(rhs: Tensor, cov_factor: Tensor, cov_diag: Tensor, precision: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        rhs: Tensor, cov_factor: Tensor, cov_diag: Tensor, precision: int, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        ops = _ops.OPS[backend]
         batch = Batch(cov_factor, cov_diag, None, (rhs,))
         inputs = op_inputs(batch, rhs, None, cov_factor, cov_diag, None, None, precision)
-        result, *saved = _ops.log_prob_fwd(*inputs, None, None, 1.0, 0.0, 0.0)
+        result, *saved = ops.log_prob_fwd(*inputs, None, None, 1.0, 0.0, 0.0)
         *_, z, value_info = saved
         one = torch.ones_like(result)
-        _, _, x = _ops.log_prob_bwd(*inputs, *saved, one, -0.5, 0.0, False, False, True, False)
+        _, _, x = ops.log_prob_bwd(*inputs, *saved, one, -0.5, 0.0, False, False, True, False)
         x = x.masked_fill((value_info != 0)[..., None], torch.nan)
         return batch.from_values(x), batch.from_values(z).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        rhs, cov_factor, cov_diag, ctx.precision = inputs
+        rhs, cov_factor, cov_diag, *ctx.how = inputs
         ctx.save_for_backward(*output, cov_factor, cov_diag)
         ctx.rhs_shape = rhs.shape
         ctx.set_materialize_grads(False)
@@ -280,14 +285,14 @@ class Solve(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Any, ...]:
         x, z, cov_factor, cov_diag = ctx.saved_tensors
-        need_rhs, need_factor, need_diag, _ = ctx.needs_input_grad
+        need_rhs, need_factor, need_diag = ctx.needs_input_grad[:3]
         if grad_z is not None:  # only in second derivatives: z = P^T x
             lifted = (cov_factor @ grad_z[..., None])[..., 0]
             grad = lifted if grad is None else grad + lifted
         if grad is None:
-            return (None,) * 4
+            return (None,) * 5
         # With s = Sigma^-1 grad: d rhs = s, d Sigma = -(s x^T + x s^T) / 2, and P^T s, P^T x are the two z.
-        s, z_s = Solve.apply(grad, cov_factor, cov_diag, ctx.precision)
+        s, z_s = Solve.apply(grad, cov_factor, cov_diag, *ctx.how)
         grad_factor = None
         if need_factor:
             along_x = z_s if grad_z is None else z_s - grad_z
@@ -298,6 +303,7 @@ class Solve(Function):
             grad_factor,
             _sum_to(-s * x, cov_diag) if need_diag else None,
             None,
+            None,
         )
 
     @staticmethod
@@ -307,13 +313,16 @@ class Solve(Function):
 
 
 class CapacitanceCholesky(Function):
-    """(cov_factor, cov_diag, mask, precision) -> (L, info); differentiated by the reference."""
+    """(cov_factor, cov_diag, mask, precision, backend) -> (L, info); differentiated by the reference."""
 
     @staticmethod
-    def forward(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, precision: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, precision: int, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        ops = _ops.OPS[backend]
         batch = Batch(cov_factor, cov_diag, mask, ())
         inputs = op_inputs(batch, None, None, cov_factor, cov_diag, mask, None, precision)
-        chol, *_, growth = _ops.capacitance_fwd(*_ops.gram_fwd(*inputs))
+        chol, *_, growth = ops.capacitance_fwd(*ops.gram_fwd(*inputs))
         failed = growth.isinf()
         chol = chol.masked_fill(failed[:, None, None], torch.nan)
         dtype = reference.result_dtype(cov_factor.dtype)
@@ -331,7 +340,7 @@ class CapacitanceCholesky(Function):
         def chol(P: Tensor, D: Tensor) -> Tensor:
             return reference.capacitance_cholesky(P, D, mask=mask)[0]
 
-        return (*torch.func.vjp(chol, cov_factor, cov_diag)[1](grad), None, None)
+        return (*torch.func.vjp(chol, cov_factor, cov_diag)[1](grad), None, None, None)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -340,27 +349,28 @@ class CapacitanceCholesky(Function):
 
 
 class PrecisionDiag(Function):
-    """(cov_factor, cov_diag) -> diagonal of Sigma^-1, the log-determinant's gradient for the diagonal.
+    """(cov_factor, cov_diag, backend) -> diagonal of Sigma^-1, the log-determinant's gradient for the diagonal.
 
     Differentiated by the reference.
     """
 
     @staticmethod
-    def forward(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
+    def forward(cov_factor: Tensor, cov_diag: Tensor, backend: str) -> Tensor:
+        ops = _ops.OPS[backend]
         batch = Batch(cov_factor, cov_diag, None, ())
         inputs = op_inputs(batch, None, None, cov_factor, cov_diag, None, None, 0)
-        result, *saved = _ops.log_prob_fwd(*inputs, None, None, 0.0, 1.0, 0.0)
+        result, *saved = ops.log_prob_fwd(*inputs, None, None, 0.0, 1.0, 0.0)
         one = torch.ones_like(result)
-        _, diag, _ = _ops.log_prob_bwd(*inputs, *saved, one, 0.0, 1.0, False, True, False, False)
+        _, diag, _ = ops.log_prob_bwd(*inputs, *saved, one, 0.0, 1.0, False, True, False, False)
         return batch.from_gaussians(diag.masked_fill(result.isnan(), torch.nan))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return torch.func.vjp(reference.precision_diag, *ctx.saved_tensors)[1](grad)
+        return (*torch.func.vjp(reference.precision_diag, *ctx.saved_tensors)[1](grad), None)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:

@@ -22,11 +22,12 @@ def gram(
     narrower inputs are taken in it, and their sums flushed to float64 with every block of rows."""
     if cov_diag is None:
         cov_diag = cov_factor.new_ones(()).expand(cov_factor.shape[:-1])
-    if _dispatch.choose(backend, cov_factor.device.type) == "reference":
+    chosen = _dispatch.choose(backend, cov_factor.device.type)
+    if chosen == "reference":
         return reference.gram(cov_factor, cov_diag, mask=mask)
     batch = Batch(cov_factor, cov_diag, mask, ())
     inputs = (batch.factor(cov_factor), batch.gaussians(cov_diag), None, None)
-    sums, _, _, log_diag = _ops.gram_fwd(
+    sums, _, _, log_diag = _ops.OPS[chosen].gram_fwd(
         *inputs, None if mask is None else batch.gaussians(mask), None, PRECISIONS.index(precision)
     )
     bad = ~(log_diag.isfinite() & sums.isfinite().all(-1).all(-1))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from types import TracebackType
 from typing import NamedTuple, NoReturn
+
+import torch
 
 from lrd_kernels import _load
 
 BACKENDS = ("cpu", "triton", "cuda", "reference")
+OF_DEVICE = {"cpu": "cpu", "triton": "cuda", "cuda": "cuda"}
 
 
 class BackendStatus(NamedTuple):
@@ -29,18 +34,47 @@ def backends() -> dict[str, BackendStatus]:
     )
     return {
         "cpu": cpu,
-        "triton": BackendStatus(False, "this version has no Triton kernels"),
+        "triton": _triton(),
         "cuda": BackendStatus(False, "this version has no CUDA kernels"),
         "reference": BackendStatus(True, "plain torch in float64, on any device"),
     }
+
+
+def _triton() -> BackendStatus:
+    if importlib.util.find_spec("triton") is None:
+        return BackendStatus(False, "the package triton is not installed")
+    if triton_interprets():
+        return BackendStatus(True, "Triton kernels in Triton's interpreter, on the CPU: for tests")
+    if not torch.cuda.is_available():
+        return BackendStatus(
+            False, "Triton kernels need a GPU that torch can use, or TRITON_INTERPRET=1 to interpret them on the CPU"
+        )
+    return BackendStatus(True, f"Triton kernels on {torch.cuda.get_device_name()}")
+
+
+def triton_interprets() -> bool:
+    """Whether Triton runs its kernels on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _serves(name: str, device_type: str) -> bool:
+    """Whether a backend takes tensors of a device; asked with every call, so nothing is looked up twice."""
+    if name == "reference":
+        return True
+    if name == "cpu":
+        return device_type == "cpu" and _load.cpu_error is None
+    if name == "triton":
+        return device_type == ("cpu" if triton_interprets() else "cuda") and backends()["triton"].available
+    return False
 
 
 def choose(asked: str | None, device_type: str) -> str:
     """The backend for tensors on `device_type`. One that was asked for by name serves or raises."""
     name = asked if asked is not None else _forced
     if name is None:
-        return "cpu" if device_type == "cpu" and _load.cpu_error is None else "reference"
-    if name == "reference" or (name == "cpu" and device_type == "cpu" and _load.cpu_error is None):
+        own = "triton" if device_type == "cuda" else "cpu"
+        return own if _serves(own, device_type) else "reference"
+    if _serves(name, device_type):
         return name
     _decline(name, device_type)
 
@@ -51,7 +85,8 @@ def _decline(name: str, device_type: str) -> NoReturn:
     if not status.available:
         others = "; ".join(f"{other}: {s.detail}" for other, s in backends().items() if other != name)
         raise RuntimeError(f"backend {name!r} is not available: {status.detail}. The others: {others}")
-    raise RuntimeError(f"backend {name!r} does not serve tensors on {device_type!r}")
+    where = "'cpu' (TRITON_INTERPRET=1 is set)" if name == "triton" and triton_interprets() else repr(OF_DEVICE[name])
+    raise RuntimeError(f"backend {name!r} serves tensors on {where}, not on {device_type!r}")
 
 
 def _check_name(name: str | None) -> None:

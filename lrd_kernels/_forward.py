@@ -21,6 +21,7 @@ class Terms(NamedTuple):
     eps: float | None = None
     precision: int = 0
     qr: bool = False  # the factorisation by QR, in which the ops have no part
+    backend: str = "cpu"
 
 
 def op_inputs(
@@ -50,7 +51,7 @@ def log_prob_fwd(
 ) -> tuple[Tensor, ...]:
     """The forward op, or the same by QR: result, L^-1, summary, z, value_info."""
     if not terms.qr:
-        return _ops.log_prob_fwd(*inputs, *known, terms.maha, terms.logdet, terms.constant)
+        return _ops.OPS[terms.backend].log_prob_fwd(*inputs, *known, terms.maha, terms.logdet, terms.constant)
     factor, diag, value, loc, mask, eps, _ = inputs
     if eps is not None:
         diag = reference.positive_diag(diag.double(), eps, reference.exp_limit(diag.dtype))

@@ -1,6 +1,9 @@
-"""Defines the raw ops and their fake implementations. The compiled library registers the kernels."""
+"""Defines the raw ops of every backend and their fake implementations."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,6 +11,8 @@ from torch import Tensor
 from lrd_kernels import _load, _schemas
 
 __all__ = [
+    "OPS",
+    "Ops",
     "capacitance_fwd",
     "gram_fwd",
     "is_rank_major",
@@ -17,18 +22,60 @@ __all__ = [
     "project_fold_fwd",
 ]
 
-_library = torch.library.Library(_schemas.NAMESPACE, "DEF")
-for _name, _schema in _schemas.SCHEMAS.items():
-    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
 
-gram_fwd = torch.ops.lrd.gram_fwd.default
-capacitance_fwd = torch.ops.lrd.capacitance_fwd.default
-log_prob_fwd = torch.ops.lrd.log_prob_fwd.default
-log_prob_bwd = torch.ops.lrd.log_prob_bwd.default
-joint_gram_fwd = torch.ops.lrd.joint_gram_fwd.default
-project_fold_fwd = torch.ops.lrd.project_fold_fwd.default
+class Ops(NamedTuple):
+    """The raw ops of one backend, under the names of their schemas."""
+
+    gram_fwd: Any
+    capacitance_fwd: Any
+    log_prob_fwd: Any
+    joint_gram_fwd: Any
+    project_fold_fwd: Any
+    log_prob_bwd: Any
+
+
+def _define(namespace: str) -> torch.library.Library:
+    library = torch.library.Library(namespace, "DEF")
+    for name, schema in _schemas.SCHEMAS.items():
+        library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
+    return library
+
+
+def _late(name: str) -> Callable[..., Any]:
+    """An op of the Triton backend, whose package is imported by the first call."""
+
+    def call(*arguments: Any) -> Any:
+        from lrd_kernels import triton
+
+        return triton.OPS[name](*arguments)
+
+    return call
+
+
+# The compiled library registers the kernels of the first namespace.
+_libraries = {namespace: _define(namespace) for namespace in _schemas.NAMESPACES.values()}
+for _name in _schemas.SCHEMAS:
+    for _device in ("CPU", "CUDA"):  # on CPU tensors: Triton's interpreter
+        _libraries[_schemas.NAMESPACES["triton"]].impl(_name, _late(_name), _device)
+
+OPS = {
+    backend: Ops(*(getattr(getattr(torch.ops, namespace), name).default for name in Ops._fields))
+    for backend, namespace in _schemas.NAMESPACES.items()
+}
+gram_fwd, capacitance_fwd, log_prob_fwd, joint_gram_fwd, project_fold_fwd, log_prob_bwd = OPS["cpu"]
 
 cpu_error = _load.cpu_error
+
+
+def _fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers what stands for an op's results where there are no numbers, in all namespaces."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for namespace, library in _libraries.items():
+            torch.library.register_fake(f"{namespace}::{name}", function, lib=library)
+        return function
+
+    return register
 
 
 def is_rank_major(cov_factor: Tensor) -> bool:
@@ -36,7 +83,7 @@ def is_rank_major(cov_factor: Tensor) -> bool:
     return cov_factor.stride(-1) != 1 and cov_factor.stride(-2) == 1
 
 
-@torch.library.register_fake("lrd::gram_fwd", lib=_library)
+@_fake("gram_fwd")
 def _gram_fwd_fake(
     cov_factor: Tensor,
     cov_diag: Tensor,
@@ -52,12 +99,12 @@ def _gram_fwd_fake(
     return tuple(cov_factor.new_empty(shape, dtype=torch.float64) for shape in shapes)
 
 
-@torch.library.register_fake("lrd::capacitance_fwd", lib=_library)
+@_fake("capacitance_fwd")
 def _capacitance_fwd_fake(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.new_empty(t.shape) for t in (gram, gram, u, quad, log_diag, log_diag))
 
 
-@torch.library.register_fake("lrd::log_prob_fwd", lib=_library)
+@_fake("log_prob_fwd")
 def _log_prob_fwd_fake(
     cov_factor: Tensor,
     cov_diag: Tensor,
@@ -85,7 +132,7 @@ def _log_prob_fwd_fake(
     )
 
 
-@torch.library.register_fake("lrd::log_prob_bwd", lib=_library)
+@_fake("log_prob_bwd")
 def _log_prob_bwd_fake(
     cov_factor: Tensor,
     cov_diag: Tensor,
@@ -118,7 +165,7 @@ def _log_prob_bwd_fake(
     return grad_factor, new(B, S) if need_diag else new(0), new(B, 1 if sum_loc else N, S) if need_loc else new(0)
 
 
-@torch.library.register_fake("lrd::joint_gram_fwd", lib=_library)
+@_fake("joint_gram_fwd")
 def _joint_gram_fwd_fake(
     cov_factors: Tensor,
     vectors: Tensor | None,
@@ -132,7 +179,7 @@ def _joint_gram_fwd_fake(
     return cov_factors.new_empty(B, K, K, dtype=torch.float64)
 
 
-@torch.library.register_fake("lrd::project_fold_fwd", lib=_library)
+@_fake("project_fold_fwd")
 def _project_fold_fwd_fake(
     cov_factors: Tensor,
     vectors: Tensor | None,

@@ -74,21 +74,23 @@ class Stack:
 
     def gram(self, *, precision: str = "float64", backend: str | None = None) -> Tensor:
         """`X^T X` of the columns X, in float64: [..., T R + V, T R + V]."""
-        if self._is_for_reference(backend):
+        chosen = _dispatch.choose(backend, self.factors.device.type)
+        if chosen == "reference":
             X = self.dense()
             return reference.gram(X, X.new_ones(()).expand(X.shape[:-1]))
-        gram = _ops.joint_gram_fwd(*self._inputs(), PRECISIONS.index(precision))
+        gram = _ops.OPS[chosen].joint_gram_fwd(*self._inputs(), PRECISIONS.index(precision))
         return gram.reshape(*self.shape[:-1], *gram.shape[1:])
 
     def project_fold(
         self, diag: Tensor, basis: Tensor, fold: bool, *, rank_major: bool, backend: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """`X Q` for a basis Q [..., T R + V, K], and the diagonal [..., S], folded with what that leaves out."""
-        if self._is_for_reference(backend):
+        chosen = _dispatch.choose(backend, self.factors.device.type)
+        if chosen == "reference":
             return reference.project_fold(self.dense(), diag.expand(self.shape), basis, fold)
         flat_diag = diag.expand(self.shape).reshape(self._items, self.shape[-1])
         flat_basis = basis.reshape(self._items, *basis.shape[-2:]).contiguous()
-        factor, folded = _ops.project_fold_fwd(*self._inputs(), flat_diag, flat_basis, fold, rank_major)
+        factor, folded = _ops.OPS[chosen].project_fold_fwd(*self._inputs(), flat_diag, flat_basis, fold, rank_major)
         return factor.reshape(*self.shape, factor.shape[-1]), folded.reshape(self.shape)
 
     def truncate(self, diags: tuple[Tensor, Tensor], rank: int, parts: bool) -> list[tuple[Tensor, Tensor]]:
@@ -110,9 +112,6 @@ class Stack:
     @property
     def _items(self) -> int:
         return math.prod(self.shape[:-1])
-
-    def _is_for_reference(self, backend: str | None) -> bool:
-        return _dispatch.choose(backend, self.factors.device.type) == "reference"
 
     def _inputs(self) -> tuple[Tensor, Tensor, float, float, bool]:
         """The stack's arguments of a raw op: factors [B, T, S, R] and vectors [B, V, S], of one batch dimension."""

@@ -184,9 +184,10 @@ def capacitance_cholesky(
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
     _validate.option("precision", precision, PRECISIONS)
-    if _dispatch.choose(backend, cov_factor.device.type) == "reference":
+    chosen = _dispatch.choose(backend, cov_factor.device.type)
+    if chosen == "reference":
         return reference.capacitance_cholesky(cov_factor, cov_diag, mask=mask)
-    return _autograd.CapacitanceCholesky.apply(cov_factor, cov_diag, mask, PRECISIONS.index(precision))
+    return _autograd.CapacitanceCholesky.apply(cov_factor, cov_diag, mask, PRECISIONS.index(precision), chosen)
 
 
 def solve(
@@ -202,10 +203,11 @@ def solve(
     _validate.gaussian(cov_factor, cov_diag, rhs=rhs)
     _validate.option("precision", precision, PRECISIONS)
     _validate.option("on_failure", on_failure, _validate.ON_FAILURE)
-    if _dispatch.choose(backend, cov_factor.device.type) == "reference":
+    chosen = _dispatch.choose(backend, cov_factor.device.type)
+    if chosen == "reference":
         result = reference.solve(rhs, cov_factor, cov_diag)
     else:
-        result = _autograd.Solve.apply(rhs, cov_factor, cov_diag, PRECISIONS.index(precision))[0]
+        result = _autograd.Solve.apply(rhs, cov_factor, cov_diag, PRECISIONS.index(precision), chosen)[0]
     if on_failure == "raise":
         # One bad number makes a whole item NaN, so one entry of each tells.
         _validate.check_result(result[..., :1], cov_factor, cov_diag, None, rhs=rhs)
@@ -282,9 +284,10 @@ def _noise(
 
 def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
     """Diagonal of `Sigma^-1`: shape [..., S]. Not public: KL divergences need it."""
-    if _dispatch.choose(None, cov_factor.device.type) == "reference":
+    chosen = _dispatch.choose(None, cov_factor.device.type)
+    if chosen == "reference":
         return reference.precision_diag(cov_factor, cov_diag)
-    return _autograd.PrecisionDiag.apply(cov_factor, cov_diag)
+    return _autograd.PrecisionDiag.apply(cov_factor, cov_diag, chosen)
 
 
 def terms(
@@ -313,11 +316,12 @@ def terms(
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
     # With more columns than outputs the S x S matrix is factorised instead, by torch's own products.
     qr = precision == QR
-    if _dispatch.choose(backend, cov_factor.device.type) == "reference" or reference.is_wide(cov_factor):
+    chosen = _dispatch.choose(backend, cov_factor.device.type)
+    if chosen == "reference" or reference.is_wide(cov_factor):
         inputs = (value, loc, cov_factor, cov_diag)
         result = reference.terms(*inputs, mask=mask, eps=eps, maha=maha, logdet=logdet, constant=constant, qr=qr)
     else:
-        weights = Terms(maha, logdet, constant, eps, PRECISIONS.index("auto" if qr else precision), qr)
+        weights = Terms(maha, logdet, constant, eps, PRECISIONS.index("auto" if qr else precision), qr, chosen)
         result = _autograd.log_prob(value, loc, cov_factor, cov_diag, mask, weights, factorisation)
     if mask is not None and per_output != 0.0:
         result = result + (per_output * mask.sum(-1, dtype=torch.float64)).to(result.dtype)

@@ -231,7 +231,7 @@ class Counted:
             self.known += args[7] is not None
             return original(*args)
 
-        monkeypatch.setattr(_ops, "log_prob_fwd", count)
+        monkeypatch.setitem(_ops.OPS, "cpu", _ops.OPS["cpu"]._replace(log_prob_fwd=count))
 
 
 @pytest.mark.skipif(_ops.cpu_error is not None, reason=str(_ops.cpu_error))

@@ -14,6 +14,8 @@ KERNELS = ROOT / "lrd_kernels"
 UQ = ROOT / "python" / "lrd_uq"
 CSRC = ROOT / "csrc"
 
+TRITON_OPS = ("capacitance", "gram", "joint_gram", "log_prob_bwd", "log_prob_fwd", "project_fold")
+
 # Module -> what it may import of the package. "" is the package itself.
 MAY_IMPORT = {
     "__init__": {
@@ -36,7 +38,7 @@ MAY_IMPORT = {
     "_eigen": {"_capacitance"},
     "_forward": {"_batch", "_ops", "_qr", "reference"},
     "_load": set(),
-    "_ops": {"_load", "_schemas"},
+    "_ops": {"_load", "_schemas", "triton"},
     "_operations": {"_capacitance", "_products", "_truncation", "functional"},
     "_products": set(),
     "_qr": set(),
@@ -54,11 +56,22 @@ MAY_IMPORT = {
     "reference": set(),
     "swap": {"distribution"},
     "testing": set(),
+    "triton": {f"triton.{op}" for op in TRITON_OPS},
+    "triton.capacitance": set(),
+    "triton.common": set(),
+    "triton.configs": {"triton.common", "triton.configs_table"},
+    "triton.configs_table": set(),
+    "triton.gram": {"triton.common", "triton.configs"},
+    "triton.joint_gram": {"triton.common", "triton.configs", "triton.stack"},
+    "triton.log_prob_bwd": {"triton.common", "triton.configs"},
+    "triton.log_prob_fwd": {"triton.capacitance", "triton.gram"},
+    "triton.project_fold": {"triton.common", "triton.configs", "triton.joint_gram", "triton.stack"},
+    "triton.stack": set(),
 }
 # What a module may import from outside the standard library, where that is not torch alone.
 OUTSIDE = {
     "_schemas": set(),
-    "_dispatch": set(),
+    "_dispatch": {"torch"},
     "_operations": {"safetensors", "torch"},  # in the bodies of save and load
     "info": {"numpy", "torch"},
     "testing": {"numpy", "torch"},
@@ -115,7 +128,8 @@ def test_kernel_package_imports_downwards(module):
 @pytest.mark.parametrize("module", sorted(KERNEL_MODULES))
 def test_kernel_package_needs_torch_alone(module):
     tops = {name.partition(".")[0] for name in imported(KERNEL_MODULES[module])}
-    assert tops - set(sys.stdlib_module_names) - {"lrd_kernels"} <= OUTSIDE.get(module, {"torch"})
+    allowed = {"torch", "triton"} if module.startswith("triton") else OUTSIDE.get(module, {"torch"})
+    assert tops - set(sys.stdlib_module_names) - {"lrd_kernels"} <= allowed
 
 
 def test_rules_allow_no_circle():

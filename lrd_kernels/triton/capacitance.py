@@ -1,0 +1,26 @@
+"""capacitance_fwd: the R-sized algebra in float64, by torch's batched routines; nothing is looked at on the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> tuple[Tensor, ...]:
+    R = gram.shape[-1]
+    finite = gram.isfinite().all(-1).all(-1)
+    safe = torch.where(finite[:, None, None], gram, 0)
+    diagonal = safe.diagonal(dim1=-2, dim2=-1)  # [B, R]
+    eye = torch.eye(R, dtype=gram.dtype, device=gram.device)
+    chol, info = torch.linalg.cholesky_ex(safe + eye)
+    # Every exact pivot is at least 1. Where rounding made one negative, as much is added as rounding may have taken.
+    nudge = torch.diag_embed(4 * R * torch.finfo(gram.dtype).eps * (1 + diagonal))
+    nudged = torch.linalg.cholesky_ex(safe + eye + nudge)[0]
+    chol = torch.where((info == 0)[:, None, None], chol, nudged)
+    chol_inv = torch.linalg.solve_triangular(chol, eye, upper=False).tril()
+    y = u @ chol_inv.mT  # [B, N, R]
+    logdet = log_diag + 2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    growth = (chol_inv.square() @ diagonal[..., None])[..., 0].amax(-1).clamp(min=1) if R else torch.ones_like(logdet)
+    good = finite & logdet.isfinite() & growth.isfinite()
+    growth = torch.where(good, growth, torch.inf)
+    return chol, chol_inv, y @ chol_inv, quad - y.square().sum(-1), logdet, growth

@@ -1,0 +1,219 @@
+"""gram_fwd: G = P^T w P, u = P^T w r, r^T w r and sum log D, one read of P up to a rank of 128.
+
+Each program sums a run of rows of one Gaussian, for one tile of G; float32 products are flushed to float64 with every
+block of rows. Its sums go to a slot of their own, and the slots are added in order: no atomics, always the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lrd_kernels.triton import common, configs
+from lrd_kernels.triton.common import find_present, load_diag, load_rows, load_tile
+
+
+@triton.jit
+def _gram_fwd_kernel(
+    factor,
+    diag,
+    value,
+    loc,
+    mask,
+    again,
+    gram,
+    u,
+    quad,
+    log_diag,
+    S,
+    R,
+    N,
+    first_value,
+    per_factor,
+    splits,
+    rows_per_split,
+    factor_b,
+    factor_s,
+    factor_r,
+    diag_b,
+    diag_s,
+    value_b,
+    value_n,
+    value_s,
+    loc_b,
+    loc_n,
+    loc_s,
+    mask_b,
+    mask_s,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILES: tl.constexpr,
+    WANT_GRAM: tl.constexpr,
+    HAS_VALUE: tl.constexpr,
+    HAS_LOC: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    EXP: tl.constexpr,
+    LIMIT: tl.constexpr,
+    AGAIN: tl.constexpr,
+):
+    """Program (split, tile, b). `again` [B]: with AGAIN, only the items for which it is set are summed."""
+    pid = tl.program_id(0).to(tl.int64)
+    split = pid % splits
+    tile = pid // splits % (TILES * TILES if WANT_GRAM else TILES)
+    b = pid // splits // (TILES * TILES if WANT_GRAM else TILES)
+    if AGAIN:
+        if tl.load(again + b) == 0:
+            return
+    i = tile // TILES if WANT_GRAM else tile
+    j = tile % TILES if WANT_GRAM else tile
+    if j > i:
+        return
+    factor += b // per_factor * factor_b
+    diag += b * diag_b
+    mask += b * mask_b
+    left = (i * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
+    right = (j * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
+    numbers = (first_value + tl.arange(0, BLOCK_N)).to(tl.int64)
+
+    products = tl.zeros([BLOCK_R, BLOCK_R], tl.float64)
+    if BLOCK_N == 1:
+        projected = tl.zeros([BLOCK_R], tl.float64)
+        squares = tl.zeros([1], tl.float64)
+    else:
+        projected = tl.zeros([BLOCK_R, BLOCK_N], tl.float64)
+        squares = tl.zeros([BLOCK_N], tl.float64)
+    logs = tl.zeros([BLOCK_S], tl.float64)
+    begin = split * rows_per_split
+    end = tl.minimum(begin + rows_per_split, S)
+    for start in range(begin, end, BLOCK_S):
+        rows = start + tl.arange(0, BLOCK_S).to(tl.int64)
+        present = find_present(mask, rows, mask_s, rows < end, HAS_MASK)
+        d, w, _ = load_diag(diag, rows, diag_s, present, eps, EXP, LIMIT)
+        logs += tl.where((d > 0) & (d < float("inf")), tl.log(d), float("nan"))
+        P = load_tile(factor, rows, left, factor_s, factor_r, present, R).to(COMPUTE)
+        if WANT_GRAM:
+            weighted = P * w.to(COMPUTE)[:, None]
+            if TILES == 1:
+                Q = P
+            else:
+                Q = load_tile(factor, rows, right, factor_s, factor_r, present, R).to(COMPUTE)
+            products += tl.dot(tl.trans(weighted), Q, input_precision=PRECISION, out_dtype=COMPUTE).to(tl.float64)
+        if HAS_VALUE:
+            if BLOCK_N == 1:
+                r = load_rows(value + b * value_b + first_value * value_n, rows, value_s, present)
+                if HAS_LOC:
+                    r -= load_rows(loc + b * loc_b + first_value * loc_n, rows, loc_s, present)
+                projected += tl.sum(P.to(tl.float64) * (w * r)[:, None], 0)
+                squares += tl.sum(w * r * r, 0)
+            else:
+                r = load_tile(value + b * value_b, rows, numbers, value_s, value_n, present, N).to(tl.float64)
+                if HAS_LOC:
+                    r -= load_tile(loc + b * loc_b, rows, numbers, loc_s, loc_n, present, N).to(tl.float64)
+                wr = r * w[:, None]
+                projected += tl.dot(tl.trans(P), wr.to(COMPUTE), input_precision=PRECISION, out_dtype=COMPUTE).to(
+                    tl.float64
+                )
+                squares += tl.sum(wr * r, 0)
+
+    slot = b * splits + split
+    if WANT_GRAM:
+        inside = (left < R)[:, None] & (right < R)[None, :]
+        tl.store(gram + (slot * R + left[:, None]) * R + right[None, :], products, mask=inside)
+    if HAS_VALUE and j == i:
+        if BLOCK_N == 1:
+            tl.store(u + (slot * N + first_value) * R + left, projected, mask=left < R)
+        else:
+            inside = (left < R)[:, None] & (numbers < N)[None, :]
+            tl.store(u + (slot * N + numbers[None, :]) * R + left[:, None], projected, mask=inside)
+    if i == 0:
+        if HAS_VALUE:
+            tl.store(quad + slot * N + first_value + tl.arange(0, BLOCK_N), squares, mask=numbers < N)
+        if first_value == 0:
+            tl.store(log_diag + slot, tl.sum(logs, 0))
+
+
+def launch_gram_fwd(
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    value: Tensor | None,
+    loc: Tensor | None,
+    mask: Tensor | None,
+    eps: float | None,
+    *,
+    wide: bool,
+    want_gram: bool = True,
+    again: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sums of `gram_fwd`, its products in float64 where `wide`. Items that are not to be done `again` [B] hold
+    anything."""
+    F, S, R = cov_factor.shape
+    B = cov_diag.shape[0]
+    N = 0 if value is None else value.shape[1]
+    wide = wide or cov_factor.dtype == torch.float64
+    config = configs.choose("gram", cov_factor, R, wide)
+    tiles = max(common.cdiv(R, config.block_r), 1)
+    splits = configs.splits(S, B * tiles * tiles, config)
+    rows_per_split = max(common.cdiv(common.cdiv(S, splits), config.block_s) * config.block_s, config.block_s)
+
+    def sums(*shape: int) -> Tensor:
+        return torch.empty(B, splits, *shape, dtype=torch.float64, device=cov_factor.device)
+
+    gram, u, quad, log_diag = sums(R, R) if want_gram else sums(0), sums(N, R), sums(N), sums()
+    mask = common.as_bytes(mask)
+    block_n = 1 if N <= 1 else 16
+    for first in range(0, max(N, 1), block_n):
+        count = tiles * tiles if want_gram and first == 0 else tiles
+        if B * count == 0:
+            break
+        _gram_fwd_kernel[(B * count * splits,)](
+            cov_factor,
+            cov_diag,
+            common.pointer(value, cov_diag),
+            common.pointer(loc, cov_diag),
+            common.pointer(mask, cov_diag),
+            common.pointer(again, cov_diag),
+            *(gram, u, quad, log_diag),
+            *(S, R, N, first, B // max(F, 1), splits, rows_per_split),
+            *cov_factor.stride(),
+            *cov_diag.stride(),
+            *common.strides(value, 3),
+            *common.strides(loc, 3),
+            *common.strides(mask, 2),
+            0.0 if eps is None else eps,
+            COMPUTE=tl.float64 if wide else tl.float32,
+            PRECISION="ieee" if wide else config.input_precision,
+            BLOCK_S=config.block_s,
+            BLOCK_R=config.block_r,
+            BLOCK_N=block_n,
+            TILES=tiles,
+            WANT_GRAM=want_gram and first == 0,
+            HAS_VALUE=value is not None and N > 0,
+            HAS_LOC=loc is not None,
+            HAS_MASK=mask is not None,
+            EXP=eps is not None,
+            LIMIT=common.EXP_LIMIT[cov_factor.dtype],
+            AGAIN=again is not None,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+    lower = gram.sum(1).tril() if want_gram else gram
+    full = lower + lower.tril(-1).mT if want_gram else gram
+    return full, u.sum(1), quad.sum(1), log_diag.sum(1)
+
+
+def gram_fwd(
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    value: Tensor | None,
+    loc: Tensor | None,
+    mask: Tensor | None,
+    eps: float | None,
+    precision: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return launch_gram_fwd(cov_factor, cov_diag, value, loc, mask, eps, wide=precision != 2)

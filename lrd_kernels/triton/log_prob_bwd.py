@@ -1,0 +1,262 @@
+"""log_prob_bwd: one read of P and one write of its gradient, up to a rank of 128. Above, a program makes one tile of
+columns and reads the tiles of P that it needs again, which the second-level cache holds.
+
+Products are float32 where the forward pass certified them. Blocks with a row of high leverage, where 1 - h cancels, and
+items without that certificate are left to a second launch in float64, whose other programs return at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lrd_kernels.triton import common, configs
+from lrd_kernels.triton.common import find_present, load_diag, load_rows, load_tile, narrowed
+
+
+@triton.jit
+def _log_prob_bwd_kernel(
+    factor,
+    diag,
+    value,
+    loc,
+    mask,
+    chol_inv,
+    summary,
+    z,
+    value_info,
+    grad,
+    again,
+    grad_factor,
+    grad_diag,
+    grad_loc,
+    S,
+    R,
+    N,
+    per_factor,
+    blocks,
+    factor_b,
+    factor_s,
+    factor_r,
+    diag_b,
+    diag_s,
+    value_b,
+    value_n,
+    value_s,
+    loc_b,
+    loc_n,
+    loc_s,
+    mask_b,
+    mask_s,
+    grad_b,
+    grad_n,
+    out_b,
+    out_s,
+    out_r,
+    eps: tl.float64,
+    maha: tl.float64,
+    logdet: tl.float64,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    TILES: tl.constexpr,
+    NEED_FACTOR: tl.constexpr,
+    NEED_DIAG: tl.constexpr,
+    NEED_LOC: tl.constexpr,
+    SUM_LOC: tl.constexpr,
+    NEED_LOGDET: tl.constexpr,
+    HAS_VALUE: tl.constexpr,
+    HAS_LOC: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    EXP: tl.constexpr,
+    LIMIT: tl.constexpr,
+    CERTIFIED: tl.constexpr,
+    AGAIN: tl.constexpr,
+):
+    """Program (block of rows, tile of columns, f). `again` has a number for each: CERTIFIED programs set it where
+    float32 is not enough, AGAIN ones run only where it is set."""
+    pid = tl.program_id(0).to(tl.int64)
+    block = pid % blocks
+    tile = pid // blocks % TILES
+    f = pid // blocks // TILES
+    if AGAIN:
+        if tl.load(again + pid) == 0:
+            return
+    rows = block * BLOCK_S + tl.arange(0, BLOCK_S).to(tl.int64)
+    inside = rows < S
+    within = tl.arange(0, BLOCK_R).to(tl.int64)
+    own = tile * BLOCK_R + within
+    factor += f * factor_b
+    results = tl.maximum(N, 1)
+    total = tl.zeros([BLOCK_S, BLOCK_R], COMPUTE)
+    flagged = tl.zeros([BLOCK_S], tl.int32)
+    for k in range(per_factor):
+        b = f * per_factor + k
+        growth = tl.zeros([BLOCK_S], tl.float64) + tl.load(summary + 2 * b)
+        present = find_present(mask + b * mask_b, rows, mask_s, inside, HAS_MASK)
+        present = present & (growth < float("inf"))  # what has failed in the forward pass gets zeros
+        _, w, slope = load_diag(diag + b * diag_b, rows, diag_s, present, eps, EXP, LIMIT)
+        own_inverse = chol_inv + b * R * R
+        pull = tl.zeros([BLOCK_S, BLOCK_R], COMPUTE)
+        of_diag = tl.zeros([BLOCK_S], tl.float64)
+        if TILES == 1:
+            P = load_tile(factor, rows, own, factor_s, factor_r, present, R).to(COMPUTE)
+
+        if NEED_LOGDET:
+            weight = tl.full([], 0.0, tl.float64)
+            for n in range(results):
+                share = tl.load(grad + b * grad_b + n * grad_n).to(tl.float64)
+                if HAS_VALUE:
+                    share = tl.where(tl.load(value_info + b * N + n) == 0, share, 0.0)
+                weight += share
+            weight *= logdet
+            norms = tl.zeros([BLOCK_S], tl.float64)
+            q = tl.zeros([BLOCK_S, BLOCK_R], COMPUTE)
+            for m in range(tile, TILES):  # rows of L^-1
+                lines = m * BLOCK_R + within
+                V = tl.zeros([BLOCK_S, BLOCK_R], COMPUTE)
+                for j in range(0, m + 1):
+                    columns = j * BLOCK_R + within
+                    if TILES != 1:
+                        P = load_tile(factor, rows, columns, factor_s, factor_r, present, R).to(COMPUTE)
+                    L = load_tile(own_inverse, lines, columns, R, 1, lines < R, R).to(COMPUTE)
+                    V += tl.dot(P, tl.trans(L), input_precision=PRECISION, out_dtype=COMPUTE)
+                norms += tl.sum(V.to(tl.float64) * V.to(tl.float64), 1)
+                if NEED_FACTOR:
+                    L = load_tile(own_inverse, lines, own, R, 1, lines < R, R).to(COMPUTE)
+                    q += tl.dot(V, L, input_precision=PRECISION, out_dtype=COMPUTE)
+            if CERTIFIED:
+                limit = tl.where(tile == 0, 0.1, float("inf"))  # the leverage matters to the diagonal alone
+                flagged = tl.maximum(flagged, (present & ((growth > 8.0) | (w * norms > limit))).to(tl.int32))
+            pull += q * (2 * weight * w).to(COMPUTE)[:, None]
+            of_diag += weight * w * (1.0 - w * norms)
+
+        summed = tl.zeros([BLOCK_S], tl.float64)
+        for n in range(N):
+            r = load_rows(value + b * value_b + n * value_n, rows, value_s, present)
+            if HAS_LOC:
+                r -= load_rows(loc + b * loc_b + n * loc_n, rows, loc_s, present)
+            fine = tl.load(value_info + b * N + n) == 0
+            r = tl.where(fine, r, 0.0)
+            zs = z + (b * N + n) * R
+            along = tl.zeros([BLOCK_S], tl.float64)
+            for j in range(TILES):
+                columns = j * BLOCK_R + within
+                if TILES != 1:
+                    P = load_tile(factor, rows, columns, factor_s, factor_r, present, R).to(COMPUTE)
+                zj = tl.load(zs + columns, mask=columns < R, other=0.0)
+                along += tl.sum(P.to(tl.float64) * zj[None, :], 1)
+            a = w * (r - along)
+            weight = tl.where(fine, maha * tl.load(grad + b * grad_b + n * grad_n).to(tl.float64), 0.0)
+            if NEED_FACTOR:
+                zk = tl.load(zs + own, mask=own < R, other=0.0)
+                pull -= (2 * weight * a).to(COMPUTE)[:, None] * zk.to(COMPUTE)[None, :]
+            of_diag -= weight * a * a
+            of_loc = -2 * weight * a
+            if NEED_LOC and tile == 0:
+                if SUM_LOC:
+                    summed += of_loc
+                else:
+                    tl.store(grad_loc + (b * N + n) * S + rows, narrowed(of_loc, grad_loc), mask=inside)
+        if NEED_LOC and SUM_LOC and tile == 0:
+            tl.store(grad_loc + b * S + rows, narrowed(summed, grad_loc), mask=inside)
+        if NEED_DIAG and tile == 0:
+            of_diag = tl.where(present, of_diag * slope, 0.0)
+            tl.store(grad_diag + b * S + rows, narrowed(of_diag, grad_diag), mask=inside)
+        total += pull
+    if CERTIFIED:
+        tl.store(again + pid, tl.max(flagged, 0))
+    if NEED_FACTOR:
+        offsets = rows[:, None] * out_s + own[None, :] * out_r
+        there = inside[:, None] & (own < R)[None, :]
+        tl.store(grad_factor + f * out_b + offsets, narrowed(total, grad_factor), mask=there)
+
+
+def log_prob_bwd(
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    value: Tensor | None,
+    loc: Tensor | None,
+    mask: Tensor | None,
+    eps: float | None,
+    precision: int,
+    chol_inv: Tensor,
+    summary: Tensor,
+    z: Tensor,
+    value_info: Tensor,
+    grad: Tensor,
+    maha: float,
+    logdet: float,
+    need_factor: bool,
+    need_diag: bool,
+    need_loc: bool,
+    sum_loc: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    F, S, R = cov_factor.shape
+    B, N = z.shape[:2]
+    new = cov_factor.new_empty
+    rank_major = cov_factor.stride(2) != 1 and cov_factor.stride(1) == 1
+    grad_factor = (new(F, R, S).mT if rank_major else new(F, S, R)) if need_factor else new(0)
+    grad_diag = new(B, S) if need_diag else new(0)
+    grad_loc = new(B, 1 if sum_loc else N, S) if need_loc else new(0)
+    mask = common.as_bytes(mask)
+    narrow = cov_factor.dtype != torch.float64 and precision != 1
+    need_logdet = logdet != 0.0 and (need_factor or need_diag)
+
+    def launch(wide: bool, again: Tensor | None) -> Tensor | None:
+        config = configs.choose("log_prob_bwd", cov_factor, R, wide)
+        # Both launches have the same programs.
+        block_s = configs.choose("log_prob_bwd", cov_factor, R, not narrow).block_s
+        blocks, tiles = common.cdiv(S, block_s), max(common.cdiv(R, config.block_r), 1)
+        programs = F * tiles * blocks
+        certified = not wide and precision != 2 and need_logdet
+        flags = torch.empty(programs, dtype=torch.int32, device=cov_factor.device) if certified else again
+        if programs == 0:
+            return None
+        _log_prob_bwd_kernel[(programs,)](
+            cov_factor,
+            cov_diag,
+            common.pointer(value, cov_diag),
+            common.pointer(loc, cov_diag),
+            common.pointer(mask, cov_diag),
+            *(chol_inv, summary, z, value_info, grad),
+            common.pointer(flags, cov_diag),
+            *(grad_factor, grad_diag, grad_loc),
+            *(S, R, N, B // max(F, 1), blocks),
+            *cov_factor.stride(),
+            *cov_diag.stride(),
+            *common.strides(value, 3),
+            *common.strides(loc, 3),
+            *common.strides(mask, 2),
+            *grad.stride(),
+            *(grad_factor.stride() if need_factor else (0, 0, 0)),
+            *(0.0 if eps is None else eps, maha, logdet),
+            COMPUTE=tl.float64 if wide else tl.float32,
+            PRECISION="ieee" if wide else config.input_precision,
+            BLOCK_S=block_s,
+            BLOCK_R=config.block_r,
+            TILES=tiles,
+            NEED_FACTOR=need_factor,
+            NEED_DIAG=need_diag,
+            NEED_LOC=need_loc,
+            SUM_LOC=sum_loc,
+            NEED_LOGDET=need_logdet,
+            HAS_VALUE=N > 0,
+            HAS_LOC=loc is not None,
+            HAS_MASK=mask is not None,
+            EXP=eps is not None,
+            LIMIT=common.EXP_LIMIT[cov_factor.dtype],
+            CERTIFIED=certified,
+            AGAIN=again is not None,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        return flags if certified else None
+
+    flags = launch(not narrow, None)
+    if flags is not None:
+        launch(True, flags)
+    return grad_factor, grad_diag, grad_loc
