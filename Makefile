@@ -6,7 +6,7 @@ NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name
 
 TESTING := CMAKE_ARGS=-DLRD_TESTING=ON
 
-.PHONY: help build demo test test-slow bench wheel lint stress sanitize clean
+.PHONY: help build demo test test-slow gpu-check bench wheel lint stress sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -25,10 +25,15 @@ demo: build ## fits Gaussians to real digits; report and picture in reports/demo
 	$(BIN)/python -m lrd_uq.demo
 
 test: build ## all tests but the slow ones
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" --ignore tests/gpu
+	TRITON_INTERPRET=1 $(BIN)/pytest -m "not slow" tests/kernels -k triton
+	$(BIN)/pytest -m "not slow" tests/gpu
 
 test-slow: build ## the slow tests
 	$(BIN)/pytest -m slow
+
+gpu-check: build ## compiles the GPU kernels for every architecture, counts their traffic; rewrites docs/gpu_tables.md
+	$(BIN)/python tests/gpu/tables.py
 
 bench: build ## times of every function, then of log_prob beside its peers; JSON in reports/benchmarks
 	$(BIN)/pytest benchmarks -o addopts="-p no:cacheprovider" \

@@ -39,6 +39,48 @@ def load_diag(diag, rows, stride, present, eps, EXP: tl.constexpr, LIMIT: tl.con
 
 
 @triton.jit
+def rounded(products, once):
+    """Products in their own right, by a loop that runs once. Fused into the sums of a reduction, each thread would
+    round its own product last: threads that hold the same sum would differ in its last bit, and race to write it."""
+    kept = tl.zeros(products.shape, products.dtype)
+    for _ in range(once):
+        kept += products
+    return kept
+
+
+@triton.jit
+def times(tile, vector, once, COMPUTE: tl.constexpr):
+    """tile * vector in float64, the vector in float64 as well. Of a float32 tile by two products that are exact, fused
+    or not: the vector's leading 24 bits, and the next ones."""
+    if COMPUTE == tl.float64:
+        return rounded(tile * vector, once)
+    else:
+        leading = vector.to(tl.float32)
+        rest = (vector - leading.to(tl.float64)).to(tl.float32)
+        wide = tile.to(tl.float64)
+        return wide * leading.to(tl.float64) + wide * rest.to(tl.float64)
+
+
+@triton.jit
+def square(tile, once, COMPUTE: tl.constexpr):
+    """tile^2 in float64: exact for a float32 tile."""
+    wide = tile.to(tl.float64)
+    if COMPUTE == tl.float64:
+        return rounded(wide * wide, once)
+    else:
+        return wide * wide
+
+
+@triton.jit
+def operand(tile, once, COMPUTE: tl.constexpr):
+    """A tile as an operand of a product. In float64 a loop that runs once hides from the compiler that the numbers come
+    from narrower ones (a half type, a mask): it would lay them out for those, which its float64 product cannot do."""
+    if COMPUTE == tl.float64:
+        tile = rounded(tile, once)
+    return tile
+
+
+@triton.jit
 def narrowed(numbers, pointer):
     """Numbers in the type that a pointer has, by way of float32 where that is a half type."""
     if pointer.dtype.element_ty == tl.bfloat16 or pointer.dtype.element_ty == tl.float16:

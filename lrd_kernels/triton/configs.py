@@ -1,6 +1,6 @@
 """Which block sizes a kernel runs with: a table by architecture, rank, dtype and layout, not a search at first call.
 
-`python -m benchmarks.autotune` rewrites configs_table.py on a machine that has a GPU.
+`python tests/gpu/choose.py` rewrites configs_table.py, by what compiles without spills.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def splits(S: int, programs: int, config: Config) -> int:
 
 @functools.cache
 def architecture(device: torch.device) -> str:
-    """sm_80 and the like, gfx90a and the like, or "cpu" for the interpreter."""
+    """sm_80 and the like, gfx90a and the like, or "interpreter"."""
     if device.type != "cuda":
-        return "cpu"
+        return "interpreter"
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         return properties.gcnArchName.split(":")[0]

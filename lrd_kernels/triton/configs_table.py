@@ -1,53 +1,296 @@
-"""(op, architecture, compute type, layout) -> rank -> (BLOCK_S, BLOCK_R, warps, stages, programs, input precision).
+"""(op, architecture, compute type) -> rank -> (BLOCK_S, BLOCK_R, warps, stages, programs, input precision).
 
 A rank stands for all up to it from the one before; larger ranks are done in tiles of the last BLOCK_R. "any" serves
-the architectures that have no entry. Chosen by what compiles without spills on all of them, not by timing.
+the architectures that have no entry. Written by tests/gpu/choose.py, by what compiles without spills, not by timing.
 """
 
-_GRAM32 = {
-    16: (128, 16, 4, 2, 1024, "ieee"),
-    32: (64, 32, 4, 2, 512, "ieee"),
-    64: (32, 64, 8, 2, 256, "ieee"),
-    128: (32, 128, 16, 2, 256, "ieee"),
-}
-_GRAM64 = {
-    16: (64, 16, 4, 2, 1024, "ieee"),
-    32: (32, 32, 4, 2, 512, "ieee"),
-    64: (16, 64, 8, 2, 256, "ieee"),
-}
-_BACKWARD32 = {
-    16: (128, 16, 4, 1, 0, "ieee"),
-    32: (64, 32, 4, 1, 0, "ieee"),
-    64: (32, 64, 8, 1, 0, "ieee"),
-    128: (32, 128, 16, 1, 0, "ieee"),
-}
-_BACKWARD64 = {
-    16: (128, 16, 8, 1, 0, "ieee"),
-    32: (64, 32, 8, 1, 0, "ieee"),
-    64: (32, 64, 16, 1, 0, "ieee"),
-    128: (32, 128, 32, 1, 0, "ieee"),
-}
-_PROJECT32 = {
-    16: (64, 16, 4, 1, 0, "ieee"),
-    64: (64, 64, 8, 1, 0, "ieee"),
-    128: (32, 128, 8, 1, 0, "ieee"),
-}
-_PROJECT64 = {
-    16: (64, 16, 4, 1, 0, "ieee"),
-    64: (32, 64, 8, 1, 0, "ieee"),
+CHOICES = {
+    ("gram", "any", "float32"): {
+        16: (128, 16, 4, 2, 1024, "ieee"),
+        32: (64, 32, 8, 2, 512, "ieee"),
+        64: (16, 64, 8, 1, 256, "ieee"),
+    },
+    ("gram", "any", "float64"): {
+        16: (128, 16, 4, 2, 1024, "ieee"),
+        32: (32, 32, 4, 1, 512, "ieee"),
+        64: (32, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "gfx90a", "float32"): {
+        16: (128, 16, 4, 2, 1024, "ieee"),
+        32: (64, 32, 8, 2, 512, "ieee"),
+        64: (32, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "gfx90a", "float64"): {
+        16: (128, 16, 4, 2, 1024, "ieee"),
+        32: (64, 32, 8, 2, 512, "ieee"),
+        64: (32, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "gfx942", "float32"): {
+        16: (128, 16, 4, 2, 1024, "ieee"),
+        32: (64, 32, 8, 2, 512, "ieee"),
+        64: (32, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "gfx942", "float64"): {
+        16: (128, 16, 4, 2, 1024, "ieee"),
+        32: (64, 32, 8, 2, 512, "ieee"),
+        64: (32, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "sm_100", "float32"): {
+        16: (64, 16, 4, 2, 1024, "ieee"),
+        32: (64, 32, 8, 2, 512, "ieee"),
+        64: (32, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "sm_100", "float64"): {16: (32, 16, 4, 1, 1024, "ieee"), 32: (32, 32, 8, 1, 512, "ieee")},
+    ("gram", "sm_120", "float32"): {
+        16: (128, 16, 4, 2, 1024, "ieee"),
+        32: (64, 32, 8, 1, 512, "ieee"),
+        64: (32, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "sm_120", "float64"): {16: (16, 16, 4, 1, 1024, "ieee"), 32: (32, 32, 8, 1, 512, "ieee")},
+    ("gram", "sm_75", "float32"): {16: (128, 16, 4, 2, 1024, "ieee"), 32: (64, 32, 8, 2, 512, "ieee")},
+    ("gram", "sm_75", "float64"): {
+        16: (32, 16, 4, 1, 1024, "ieee"),
+        32: (32, 32, 8, 1, 512, "ieee"),
+        64: (16, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "sm_80", "float32"): {
+        16: (128, 16, 4, 2, 1024, "ieee"),
+        32: (64, 32, 8, 2, 512, "ieee"),
+        64: (16, 64, 8, 1, 256, "ieee"),
+    },
+    ("gram", "sm_80", "float64"): {
+        16: (128, 16, 4, 2, 1024, "ieee"),
+        32: (32, 32, 4, 1, 512, "ieee"),
+        64: (32, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "sm_86", "float32"): {16: (128, 16, 4, 2, 1024, "ieee"), 32: (64, 32, 8, 2, 512, "ieee")},
+    ("gram", "sm_86", "float64"): {
+        16: (64, 16, 8, 1, 1024, "ieee"),
+        32: (32, 32, 8, 1, 512, "ieee"),
+        64: (16, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "sm_89", "float32"): {16: (128, 16, 4, 2, 1024, "ieee"), 32: (64, 32, 8, 2, 512, "ieee")},
+    ("gram", "sm_89", "float64"): {
+        16: (64, 16, 8, 1, 1024, "ieee"),
+        32: (32, 32, 8, 1, 512, "ieee"),
+        64: (16, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "sm_90", "float32"): {
+        16: (32, 16, 4, 1, 1024, "ieee"),
+        32: (64, 32, 8, 2, 512, "ieee"),
+        64: (16, 64, 8, 2, 256, "ieee"),
+    },
+    ("gram", "sm_90", "float64"): {
+        16: (128, 16, 4, 2, 1024, "ieee"),
+        32: (64, 32, 8, 2, 512, "ieee"),
+        64: (32, 64, 8, 2, 256, "ieee"),
+    },
+    ("log_prob_bwd", "any", "float32"): {
+        16: (128, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 16, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "any", "float64"): {
+        16: (128, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 8, 1, 0, "ieee"),
+        64: (32, 64, 8, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "gfx90a", "float32"): {
+        16: (128, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 8, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "gfx90a", "float64"): {
+        16: (128, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 8, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "gfx942", "float32"): {
+        16: (128, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 8, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "gfx942", "float64"): {
+        16: (128, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 8, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_100", "float32"): {
+        16: (32, 16, 4, 1, 0, "ieee"),
+        32: (32, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 16, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_100", "float64"): {
+        16: (32, 16, 4, 1, 0, "ieee"),
+        32: (32, 16, 4, 1, 0, "ieee"),
+        64: (32, 16, 2, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_120", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        32: (32, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 8, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_120", "float64"): {
+        16: (64, 16, 8, 1, 0, "ieee"),
+        32: (32, 16, 4, 1, 0, "ieee"),
+        64: (32, 16, 4, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_75", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 16, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_75", "float64"): {
+        16: (64, 16, 8, 1, 0, "ieee"),
+        32: (64, 16, 4, 1, 0, "ieee"),
+        64: (32, 32, 4, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_80", "float32"): {
+        16: (128, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 16, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_80", "float64"): {
+        16: (128, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 8, 1, 0, "ieee"),
+        64: (32, 64, 8, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_86", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 16, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_86", "float64"): {
+        16: (64, 16, 8, 1, 0, "ieee"),
+        32: (64, 16, 8, 1, 0, "ieee"),
+        64: (32, 32, 8, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_89", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 16, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_89", "float64"): {
+        16: (64, 16, 8, 1, 0, "ieee"),
+        32: (64, 16, 8, 1, 0, "ieee"),
+        64: (32, 32, 8, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_90", "float32"): {
+        16: (128, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 4, 1, 0, "ieee"),
+        64: (32, 64, 16, 1, 0, "ieee"),
+    },
+    ("log_prob_bwd", "sm_90", "float64"): {
+        16: (128, 16, 4, 1, 0, "ieee"),
+        32: (64, 32, 8, 1, 0, "ieee"),
+        64: (32, 64, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "any", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "any", "float64"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "gfx90a", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "gfx90a", "float64"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "gfx942", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "gfx942", "float64"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_100", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_100", "float64"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_120", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_120", "float64"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_75", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_75", "float64"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_80", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_80", "float64"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_86", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_86", "float64"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_89", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_89", "float64"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_90", "float32"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("project_fold", "sm_90", "float64"): {
+        16: (64, 16, 4, 1, 0, "ieee"),
+        64: (64, 64, 8, 1, 0, "ieee"),
+        128: (32, 128, 8, 1, 0, "ieee"),
+    },
+    ("gram", "interpreter", "float32"): {16: (512, 16, 4, 1, 2, "ieee"), 64: (256, 64, 4, 1, 2, "ieee")},
+    ("gram", "interpreter", "float64"): {16: (512, 16, 4, 1, 2, "ieee"), 64: (256, 64, 4, 1, 2, "ieee")},
+    ("log_prob_bwd", "interpreter", "float32"): {16: (512, 16, 4, 1, 0, "ieee"), 64: (256, 64, 4, 1, 0, "ieee")},
+    ("log_prob_bwd", "interpreter", "float64"): {16: (512, 16, 4, 1, 0, "ieee"), 64: (256, 64, 4, 1, 0, "ieee")},
+    ("project_fold", "interpreter", "float32"): {16: (512, 16, 4, 1, 0, "ieee"), 64: (256, 64, 4, 1, 0, "ieee")},
+    ("project_fold", "interpreter", "float64"): {16: (512, 16, 4, 1, 0, "ieee"), 64: (256, 64, 4, 1, 0, "ieee")},
 }
 
-TABLE = {
-    ("gram", "any", "float32", "row"): _GRAM32,
-    ("gram", "any", "float32", "rank"): _GRAM32,
-    ("gram", "any", "float64", "row"): _GRAM64,
-    ("gram", "any", "float64", "rank"): _GRAM64,
-    ("log_prob_bwd", "any", "float32", "row"): _BACKWARD32,
-    ("log_prob_bwd", "any", "float32", "rank"): _BACKWARD32,
-    ("log_prob_bwd", "any", "float64", "row"): _BACKWARD64,
-    ("log_prob_bwd", "any", "float64", "rank"): _BACKWARD64,
-    ("project_fold", "any", "float32", "row"): _PROJECT32,
-    ("project_fold", "any", "float32", "rank"): _PROJECT32,
-    ("project_fold", "any", "float64", "row"): _PROJECT64,
-    ("project_fold", "any", "float64", "rank"): _PROJECT64,
-}
+TABLE = {(*key, layout): ranks for key, ranks in CHOICES.items() for layout in ("row", "rank")}

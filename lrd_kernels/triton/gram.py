@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from lrd_kernels.triton import common, configs
-from lrd_kernels.triton.common import find_present, load_diag, load_rows, load_tile
+from lrd_kernels.triton.common import find_present, load_diag, load_rows, load_tile, operand, rounded, times
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["once"])
 def _gram_fwd_kernel(
     factor,
     diag,
@@ -47,6 +47,7 @@ def _gram_fwd_kernel(
     loc_s,
     mask_b,
     mask_s,
+    once,
     eps: tl.float64,
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -67,9 +68,6 @@ def _gram_fwd_kernel(
     split = pid % splits
     tile = pid // splits % (TILES * TILES if WANT_GRAM else TILES)
     b = pid // splits // (TILES * TILES if WANT_GRAM else TILES)
-    if AGAIN:
-        if tl.load(again + b) == 0:
-            return
     i = tile // TILES if WANT_GRAM else tile
     j = tile % TILES if WANT_GRAM else tile
     if j > i:
@@ -91,6 +89,8 @@ def _gram_fwd_kernel(
     logs = tl.zeros([BLOCK_S], tl.float64)
     begin = split * rows_per_split
     end = tl.minimum(begin + rows_per_split, S)
+    if AGAIN:  # no rows of the others
+        end *= tl.load(again + b)
     for start in range(begin, end, BLOCK_S):
         rows = start + tl.arange(0, BLOCK_S).to(tl.int64)
         present = find_present(mask, rows, mask_s, rows < end, HAS_MASK)
@@ -98,28 +98,32 @@ def _gram_fwd_kernel(
         logs += tl.where((d > 0) & (d < float("inf")), tl.log(d), float("nan"))
         P = load_tile(factor, rows, left, factor_s, factor_r, present, R).to(COMPUTE)
         if WANT_GRAM:
-            weighted = P * w.to(COMPUTE)[:, None]
+            weighted = operand(P * w.to(COMPUTE)[:, None], once, COMPUTE)
             if TILES == 1:
-                Q = P
+                Q = operand(P, once, COMPUTE)
             else:
                 Q = load_tile(factor, rows, right, factor_s, factor_r, present, R).to(COMPUTE)
+                Q = operand(Q, once, COMPUTE)
             products += tl.dot(tl.trans(weighted), Q, input_precision=PRECISION, out_dtype=COMPUTE).to(tl.float64)
         if HAS_VALUE:
             if BLOCK_N == 1:
                 r = load_rows(value + b * value_b + first_value * value_n, rows, value_s, present)
                 if HAS_LOC:
                     r -= load_rows(loc + b * loc_b + first_value * loc_n, rows, loc_s, present)
-                projected += tl.sum(P.to(tl.float64) * (w * r)[:, None], 0)
-                squares += tl.sum(w * r * r, 0)
+                projected += tl.sum(times(P, (w * r)[:, None], once, COMPUTE), 0)
+                squares += tl.sum(rounded(w * r * r, once), 0)
             else:
                 r = load_tile(value + b * value_b, rows, numbers, value_s, value_n, present, N).to(tl.float64)
                 if HAS_LOC:
                     r -= load_tile(loc + b * loc_b, rows, numbers, loc_s, loc_n, present, N).to(tl.float64)
                 wr = r * w[:, None]
-                projected += tl.dot(tl.trans(P), wr.to(COMPUTE), input_precision=PRECISION, out_dtype=COMPUTE).to(
-                    tl.float64
-                )
-                squares += tl.sum(wr * r, 0)
+                projected += tl.dot(
+                    tl.trans(operand(P, once, COMPUTE)),
+                    operand(wr.to(COMPUTE), once, COMPUTE),
+                    input_precision=PRECISION,
+                    out_dtype=COMPUTE,
+                ).to(tl.float64)
+                squares += tl.sum(rounded(wr * r, once), 0)
 
     slot = b * splits + split
     if WANT_GRAM:
@@ -185,7 +189,7 @@ def launch_gram_fwd(
             *common.strides(value, 3),
             *common.strides(loc, 3),
             *common.strides(mask, 2),
-            0.0 if eps is None else eps,
+            *(1, 0.0 if eps is None else eps),
             COMPUTE=tl.float64 if wide else tl.float32,
             PRECISION="ieee" if wide else config.input_precision,
             BLOCK_S=config.block_s,

@@ -8,10 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from lrd_kernels.triton import common, configs
+from lrd_kernels.triton.common import operand
 from lrd_kernels.triton.stack import load_stack
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["once"])
 def _joint_gram_fwd_kernel(
     factors,
     vectors,
@@ -30,6 +31,7 @@ def _joint_gram_fwd_kernel(
     vector_b,
     vector_v,
     vector_s,
+    once,
     factor_scale: tl.float64,
     vector_scale: tl.float64,
     COMPUTE: tl.constexpr,
@@ -64,6 +66,7 @@ def _joint_gram_fwd_kernel(
             factors, vectors, mean, rows, left, inside, split_column, total, R, factor_t, factor_s, factor_r,
             vector_v, vector_s, factor_scale, vector_scale, COMPUTE, HAS_VECTORS, CENTRE,
         )  # fmt: skip
+        X = operand(X, once, COMPUTE)
         if TILES == 1:
             Y = X
         else:
@@ -71,7 +74,9 @@ def _joint_gram_fwd_kernel(
                 factors, vectors, mean, rows, right, inside, split_column, total, R, factor_t, factor_s, factor_r,
                 vector_v, vector_s, factor_scale, vector_scale, COMPUTE, HAS_VECTORS, CENTRE,
             )  # fmt: skip
-        products += tl.dot(tl.trans(X), Y, input_precision=PRECISION, out_dtype=COMPUTE).to(tl.float64)
+        products += tl.dot(tl.trans(X), operand(Y, once, COMPUTE), input_precision=PRECISION, out_dtype=COMPUTE).to(
+            tl.float64
+        )
     inside = (left < total)[:, None] & (right < total)[None, :]
     where = ((b * splits + split) * total + left[:, None]) * total + right[None, :]
     tl.store(gram + where, products, mask=inside)
@@ -101,7 +106,7 @@ def joint_gram_fwd(
             *(S, max(R, 1), T * R, K, splits, rows_per_split),
             *cov_factors.stride(),
             *common.strides(vectors, 3),
-            *(factor_scale, vector_scale),
+            *(1, factor_scale, vector_scale),
             COMPUTE=tl.float64 if wide else tl.float32,
             PRECISION="ieee" if wide else config.input_precision,
             BLOCK_S=config.block_s,

@@ -13,10 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from lrd_kernels.triton import common, configs
-from lrd_kernels.triton.common import find_present, load_diag, load_rows, load_tile, narrowed
+from lrd_kernels.triton.common import find_present, load_diag, load_rows, load_tile, narrowed, operand, square, times
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["once"])
 def _log_prob_bwd_kernel(
     factor,
     diag,
@@ -55,6 +55,7 @@ def _log_prob_bwd_kernel(
     out_b,
     out_s,
     out_r,
+    once,
     eps: tl.float64,
     maha: tl.float64,
     logdet: tl.float64,
@@ -76,25 +77,28 @@ def _log_prob_bwd_kernel(
     CERTIFIED: tl.constexpr,
     AGAIN: tl.constexpr,
 ):
-    """Program (block of rows, tile of columns, f). `again` has a number for each: CERTIFIED programs set it where
-    float32 is not enough, AGAIN ones run only where it is set."""
+    """Program (block of rows, tile of columns, f). `again` [F, blocks]: CERTIFIED programs of the first tile set it
+    where float32 is not enough, AGAIN ones run only where it is set."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % blocks
     tile = pid // blocks % TILES
     f = pid // blocks // TILES
-    if AGAIN:
-        if tl.load(again + pid) == 0:
-            return
     rows = block * BLOCK_S + tl.arange(0, BLOCK_S).to(tl.int64)
-    inside = rows < S
+    first = f * per_factor
+    if AGAIN:  # nothing is read, made or written where the first launch was enough
+        wanted = tl.load(again + f * blocks + block)
+        per_factor *= wanted
+        inside = rows < S * wanted
+    else:
+        inside = rows < S
     within = tl.arange(0, BLOCK_R).to(tl.int64)
     own = tile * BLOCK_R + within
     factor += f * factor_b
     results = tl.maximum(N, 1)
     total = tl.zeros([BLOCK_S, BLOCK_R], COMPUTE)
-    flagged = tl.zeros([BLOCK_S], tl.int32)
+    worst = tl.zeros([BLOCK_S], tl.float64)  # leverage; 1 where all of an item is to be done again
     for k in range(per_factor):
-        b = f * per_factor + k
+        b = first + k
         growth = tl.zeros([BLOCK_S], tl.float64) + tl.load(summary + 2 * b)
         present = find_present(mask + b * mask_b, rows, mask_s, inside, HAS_MASK)
         present = present & (growth < float("inf"))  # what has failed in the forward pass gets zeros
@@ -123,14 +127,13 @@ def _log_prob_bwd_kernel(
                     if TILES != 1:
                         P = load_tile(factor, rows, columns, factor_s, factor_r, present, R).to(COMPUTE)
                     L = load_tile(own_inverse, lines, columns, R, 1, lines < R, R).to(COMPUTE)
-                    V += tl.dot(P, tl.trans(L), input_precision=PRECISION, out_dtype=COMPUTE)
-                norms += tl.sum(V.to(tl.float64) * V.to(tl.float64), 1)
+                    V += tl.dot(operand(P, once, COMPUTE), tl.trans(L), input_precision=PRECISION, out_dtype=COMPUTE)
+                norms += tl.sum(square(V, once, COMPUTE), 1)
                 if NEED_FACTOR:
                     L = load_tile(own_inverse, lines, own, R, 1, lines < R, R).to(COMPUTE)
                     q += tl.dot(V, L, input_precision=PRECISION, out_dtype=COMPUTE)
             if CERTIFIED:
-                limit = tl.where(tile == 0, 0.1, float("inf"))  # the leverage matters to the diagonal alone
-                flagged = tl.maximum(flagged, (present & ((growth > 8.0) | (w * norms > limit))).to(tl.int32))
+                worst = tl.maximum(worst, tl.maximum(w * norms, tl.where(growth > 8.0, 1.0, 0.0)))
             pull += q * (2 * weight * w).to(COMPUTE)[:, None]
             of_diag += weight * w * (1.0 - w * norms)
 
@@ -148,7 +151,7 @@ def _log_prob_bwd_kernel(
                 if TILES != 1:
                     P = load_tile(factor, rows, columns, factor_s, factor_r, present, R).to(COMPUTE)
                 zj = tl.load(zs + columns, mask=columns < R, other=0.0)
-                along += tl.sum(P.to(tl.float64) * zj[None, :], 1)
+                along += tl.sum(times(P, zj[None, :], once, COMPUTE), 1)
             a = w * (r - along)
             weight = tl.where(fine, maha * tl.load(grad + b * grad_b + n * grad_n).to(tl.float64), 0.0)
             if NEED_FACTOR:
@@ -167,8 +170,8 @@ def _log_prob_bwd_kernel(
             of_diag = tl.where(present, of_diag * slope, 0.0)
             tl.store(grad_diag + b * S + rows, narrowed(of_diag, grad_diag), mask=inside)
         total += pull
-    if CERTIFIED:
-        tl.store(again + pid, tl.max(flagged, 0))
+    if CERTIFIED and tile == 0:  # which has all rows of L^-1
+        tl.store(again + f * blocks + block, (tl.max(worst, 0) > 0.1).to(tl.int32))
     if NEED_FACTOR:
         offsets = rows[:, None] * out_s + own[None, :] * out_r
         there = inside[:, None] & (own < R)[None, :]
@@ -208,12 +211,12 @@ def log_prob_bwd(
 
     def launch(wide: bool, again: Tensor | None) -> Tensor | None:
         config = configs.choose("log_prob_bwd", cov_factor, R, wide)
-        # Both launches have the same programs.
+        # Both launches have the same blocks of rows.
         block_s = configs.choose("log_prob_bwd", cov_factor, R, not narrow).block_s
         blocks, tiles = common.cdiv(S, block_s), max(common.cdiv(R, config.block_r), 1)
         programs = F * tiles * blocks
         certified = not wide and precision != 2 and need_logdet
-        flags = torch.empty(programs, dtype=torch.int32, device=cov_factor.device) if certified else again
+        flags = torch.empty(F * blocks, dtype=torch.int32, device=cov_factor.device) if certified else again
         if programs == 0:
             return None
         _log_prob_bwd_kernel[(programs,)](
@@ -233,7 +236,7 @@ def log_prob_bwd(
             *common.strides(mask, 2),
             *grad.stride(),
             *(grad_factor.stride() if need_factor else (0, 0, 0)),
-            *(0.0 if eps is None else eps, maha, logdet),
+            *(1, 0.0 if eps is None else eps, maha, logdet),
             COMPUTE=tl.float64 if wide else tl.float32,
             PRECISION="ieee" if wide else config.input_precision,
             BLOCK_S=block_s,

@@ -8,12 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from lrd_kernels.triton import common, configs
-from lrd_kernels.triton.common import narrowed
+from lrd_kernels.triton.common import narrowed, operand, square
 from lrd_kernels.triton.joint_gram import mean_of
 from lrd_kernels.triton.stack import load_stack
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["once"])
 def _project_fold_fwd_kernel(
     factors,
     vectors,
@@ -40,6 +40,7 @@ def _project_fold_fwd_kernel(
     out_b,
     out_s,
     out_r,
+    once,
     factor_scale: tl.float64,
     vector_scale: tl.float64,
     COMPUTE: tl.constexpr,
@@ -73,13 +74,14 @@ def _project_fold_fwd_kernel(
             )  # fmt: skip
             where = (b * total + columns[:, None]) * K + kept[None, :]
             Q = tl.load(basis + where, mask=(columns < total)[:, None] & (kept < K)[None, :], other=0.0).to(COMPUTE)
-            projected += tl.dot(X, Q, input_precision=PRECISION, out_dtype=COMPUTE)
+            projected += tl.dot(operand(X, once, COMPUTE), Q, input_precision=PRECISION, out_dtype=COMPUTE)
             if FOLD and tile == 0:
-                lost += tl.sum(X.to(tl.float64) * X.to(tl.float64), 1)
+                lost += tl.sum(square(X, once, COMPUTE), 1)
         stored = narrowed(projected, factor)
         where = b * out_b + rows[:, None] * out_s + kept[None, :] * out_r
         tl.store(factor + where, stored, mask=inside[:, None] & (kept < K)[None, :])
-        lost -= tl.sum(stored.to(tl.float64) * stored.to(tl.float64), 1)  # what is folded is what was not stored
+        # what is folded is what was not stored
+        lost -= tl.sum(square(stored, once, COMPUTE), 1)
     d = tl.load(diag + b * diag_b + rows * diag_s, mask=inside, other=0.0).to(tl.float64)
     if FOLD:
         d += tl.where(lost < 0.0, 0.0, lost)
@@ -114,7 +116,7 @@ def project_fold_fwd(
             *common.strides(vectors, 3),
             *cov_diag.stride(),
             *factor.stride(),
-            *(factor_scale, vector_scale),
+            *(1, factor_scale, vector_scale),
             COMPUTE=tl.float64 if wide else tl.float32,
             PRECISION="ieee" if wide else config.input_precision,
             BLOCK_S=config.block_s,

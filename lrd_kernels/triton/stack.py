@@ -28,7 +28,8 @@ def load_stack(
 ):
     """[rows, columns] in the compute type; columns from `split` on are vectors, from `total` on there are none."""
     of_factors = inside[:, None] & (columns < split)[None, :]
-    where = (columns // R * factor_t + columns % R * factor_r)[None, :] + rows[:, None] * factor_s
+    block = (columns.to(tl.int32) // R).to(tl.int64)  # of 32 bits, because a division of 64 is a routine
+    where = (block * factor_t + (columns - block * R) * factor_r)[None, :] + rows[:, None] * factor_s
     tile = tl.load(factors + where, mask=of_factors, other=0.0).to(COMPUTE) * factor_scale.to(COMPUTE)
     if HAS_VECTORS:
         of_vectors = inside[:, None] & ((columns >= split) & (columns < total))[None, :]

@@ -54,6 +54,7 @@ MAY_IMPORT = {
     "joint": {"_ops", "_stack", "_truncation", "_validate", "distribution", "functional"},
     "kl": {"distribution", "functional"},
     "reference": set(),
+    "selftest": {"", "testing"},
     "swap": {"distribution"},
     "testing": set(),
     "triton": {f"triton.{op}" for op in TRITON_OPS},

@@ -1,0 +1,160 @@
+"""Compiles what the launchers launch, for any architecture and without a GPU, and reads back what it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from ptxemu import triton_driver
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import CompiledKernel
+from triton.runtime.driver import driver as active_driver
+
+import lrd_kernels.triton
+from lrd_kernels import testing
+from lrd_kernels.triton import configs
+from lrd_kernels.triton.configs_table import TABLE
+from lrd_kernels.triton.gram import launch_gram_fwd
+
+NVIDIA = (75, 80, 86, 89, 90, 100, 120)
+AMD = ("gfx90a", "gfx942")
+# Most shared memory of a block, in bytes, and registers of a thread.
+SHARED_LIMIT = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+SHARED_LIMIT |= dict.fromkeys(AMD, 65536)
+REGISTER_LIMIT = dict.fromkeys(NVIDIA, 255) | dict.fromkeys(AMD, 512)
+
+
+_devices = itertools.count()
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one compiled kernel takes of an architecture."""
+
+    kernel: str
+    registers: int
+    spills: int  # bytes that a thread stores and loads for want of registers
+    shared: int
+    warps: int
+
+
+@contextlib.contextmanager
+def compiling(architecture: int | str) -> Iterator[list[CompiledKernel]]:
+    """Inside, launches compile for an architecture and do not run; what they compiled is in the list."""
+    amd = isinstance(architecture, str)
+    found: list[CompiledKernel] = []
+    device = f"compile:{architecture}:{next(_devices)}"  # a new one, for which nothing is loaded yet
+
+    class Launcher:
+        def __init__(self, src, metadata):
+            pass
+
+        def __call__(self, grid_x, grid_y, grid_z, stream, function, *_):
+            found.append(function)
+
+    class Driver(triton_driver._EmulatedDriver):
+        launcher_cls = Launcher
+
+        def get_current_device(self):
+            return device
+
+        def get_current_target(self):
+            return GPUTarget("hip", architecture, 64) if amd else super().get_current_target()
+
+    def keep(compiled: CompiledKernel) -> None:
+        initialise(compiled)
+        compiled.function = compiled
+
+    def named(device: torch.device) -> str:
+        return architecture if amd else f"sm_{architecture}"
+
+    previous, initialise = active_driver._active, CompiledKernel._init_handles
+    gpu = triton_driver.EmulatedGpu(100 if amd else architecture, False, False, "forward")
+    active_driver.set_active(Driver(gpu))
+    CompiledKernel._init_handles = keep
+    own, configs.architecture = configs.architecture, named
+    try:
+        yield found
+    finally:
+        configs.architecture = own
+        CompiledKernel._init_handles = initialise
+        active_driver.set_active(previous)
+
+
+def resources(compiled: CompiledKernel) -> Resources:
+    name, metadata = compiled.metadata.name, compiled.metadata
+    if "amdgcn" in compiled.asm:
+        text = compiled.asm["amdgcn"]
+
+        def number(key: str) -> int:
+            return int(re.search(rf"\.{key}:\s+(\d+)", text)[1])
+
+        registers, spills = number("vgpr_count"), number("private_segment_fixed_size")
+    else:
+        report = _assemble(compiled.asm["ptx"], metadata.target.arch)
+        registers = int(re.search(r"Used (\d+) registers", report)[1])
+        spills = sum(map(int, re.findall(r"(\d+) bytes spill", report)))
+    return Resources(name, registers, spills, metadata.shared, metadata.num_warps)
+
+
+def _assemble(ptx: str, capability: int) -> str:
+    """What ptxas reports of a kernel, by the assembler that Triton itself uses."""
+    tool = get_ptxas(capability).path
+    suffix = "a" if capability >= 90 else ""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [tool, "-v", f"--gpu-name=sm_{capability}{suffix}", source, "-o", Path(folder) / "kernel.cubin"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stderr
+
+
+def entries(architecture: int | str) -> Iterator[tuple[str, str, str, int]]:
+    """(op, compute, layout, rank) of every entry of the table that serves an architecture."""
+    name = architecture if isinstance(architecture, str) else f"sm_{architecture}"
+    for (op, served, compute, layout), ranks in TABLE.items():
+        if served == name or (served == "any" and (op, name, compute, layout) not in TABLE):
+            for rank in ranks:
+                yield op, compute, layout, rank
+
+
+def matrix(architecture: int | str) -> Iterator[tuple[tuple[str, str, str, int], Resources]]:
+    """Every entry with what its kernels take."""
+    for entry in entries(architecture):
+        with compiling(architecture) as found:
+            launch(*entry)
+        for kernel in found:
+            yield entry, resources(kernel)
+
+
+def launch(op: str, compute: str, layout: str, rank: int, dtype: torch.dtype | None = None) -> None:
+    """Calls the op's launcher with everything it can be given, at one rank."""
+    dtype = dtype or getattr(torch, compute)
+    S = 70
+    inputs = testing.make_inputs((2,), S, rank, dtype=dtype, layout=layout)
+    mask = torch.ones(2, S, dtype=torch.bool)
+    arguments = (inputs.cov_factor, inputs.cov_diag, inputs.value[:, None], inputs.loc[:, None], mask, 0.01)
+    ops = lrd_kernels.triton.OPS
+    if op == "gram":
+        precision = 2 if compute == "float32" else 1
+        if precision == 1:  # and as the second launch of float32 inputs
+            narrow = [t.float() if t is not None and t.is_floating_point() else t for t in arguments[:5]]
+            launch_gram_fwd(*narrow, arguments[5], wide=True, again=torch.ones(2, dtype=torch.int32))
+        ops["gram_fwd"](*arguments, precision)
+        ops["joint_gram_fwd"](inputs.cov_factor[:, None, :, 1:], inputs.value[:, None], 0.5, 0.5, True, precision)
+    elif op == "log_prob_bwd":
+        state = (torch.zeros(2, rank, rank).double(), torch.ones(2, 2).double(), torch.zeros(2, 1, rank).double())
+        info, grad = torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 1)
+        needs = (True, True, True, False)
+        ops["log_prob_bwd"](*arguments, 0 if compute == "float32" else 1, *state, info, grad, -0.5, -0.5, *needs)
+    else:
+        basis = torch.zeros(2, rank + 1, rank).double()
+        stack = (inputs.cov_factor[:, None], inputs.value[:, None], 0.5, 0.5, True)
+        ops["project_fold_fwd"](*stack, inputs.cov_diag, basis, True, layout == "rank")

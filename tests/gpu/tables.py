@@ -1,0 +1,119 @@
+"""Writes docs/gpu_tables.md: what every kernel takes of every architecture, and what it moves. Needs no GPU."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import compiled
+import torch
+import traffic
+import triton
+
+OUTPUT = Path(__file__).parents[2] / "docs" / "gpu_tables.md"
+RANKS = (8, 16, 32, 64, 128)
+ROWS = 512  # enough for the shares, few enough for the emulator
+
+
+def resources() -> list[str]:
+    lines = ["| op | compute | rank | " + " | ".join(map(str, (*compiled.NVIDIA, *compiled.AMD))) + " |"]
+    lines.append("|" + "---|" * (lines[0].count("|") - 1))
+    cells: dict = {}
+    for architecture in (*compiled.NVIDIA, *compiled.AMD):
+        worst: dict = {}
+        for (_, compute, _, rank), found in compiled.matrix(architecture):
+            key = (found.kernel.strip("_").removesuffix("_kernel"), compute, rank)
+            before = worst.get(key, (0, 0, 0))
+            worst[key] = tuple(map(max, before, (found.registers, found.spills, found.shared)))
+        for key, numbers in worst.items():
+            cells.setdefault(key, {})[architecture] = "{} / {} / {}".format(*numbers)
+        print(architecture, len(worst), "kernels", flush=True)
+    for (kernel, compute, rank), by in sorted(cells.items()):
+        row = (by.get(a, "in tiles") for a in (*compiled.NVIDIA, *compiled.AMD))
+        lines.append(f"| {kernel} | {compute} | {rank} | " + " | ".join(row) + " |")
+    return lines
+
+
+def moved() -> list[str]:
+    lines = [
+        "| rank | layout | P read forward | read backward | gradient written | sectors forward | sectors backward |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for R in RANKS:
+        for layout in ("row", "rank"):
+            t = traffic.count(ROWS, R, layout)
+            lines.append(
+                f"| {R} | {layout}-major | {t.read_forward:.2f} | {t.read_backward:.2f} | {t.written:.2f}"
+                f" | {t.excess_forward:.2f} | {t.excess_backward:.2f} |"
+            )
+            print(lines[-1], flush=True)
+    return lines
+
+
+def bounds() -> list[str]:
+    lines = ["| GPU | GB/s | " + " | ".join(f"{S} x {R}" for S, R in traffic.SIZES) + " |"]
+    lines.append("|---|---|" + "---|" * len(traffic.SIZES))
+    for name, speed in traffic.BANDWIDTH.items():
+        row = (f"{1e3 * traffic.least_seconds(S, R, speed):.2f} ms" for S, R in traffic.SIZES)
+        lines.append(f"| {name} | {speed / 1e9:.0f} | " + " | ".join(row) + " |")
+    return lines
+
+
+def beside_paper() -> list[str]:
+    lines = ["| outputs x rank | least time at 672 GB/s | the paper's curve |", "|---|---|---|"]
+    for (S, R), seconds in traffic.PAPER.items():
+        least = traffic.least_seconds_forward(S, R, traffic.BANDWIDTH["Quadro RTX 8000"])
+        lines.append(f"| {S} x {R} | {1e3 * least:.3f} ms | {1e3 * seconds:.2f} ms |")
+    return lines
+
+
+TEXT = """# GPU kernels: resources and traffic
+
+Written by `make gpu-check` on {date}, without a GPU: torch {torch}, triton {triton}. No time was measured.
+
+## Registers, spilled bytes, shared memory
+
+Of each kernel, for every architecture (NVIDIA by compute capability times ten, AMD by name): registers of a thread /
+bytes spilled / bytes of shared memory, the most over both layouts, with a value, a mean, a mask and the fused diagonal.
+
+{resources}
+
+## Bytes moved
+
+On the PTX for sm_80, float32, {rows} rows, counted in the emulator. The first three as multiples of the bytes of P. The
+last two are the bytes of all 32-byte sectors that a pass requests over the bytes it needs: 1 where loads are coalesced,
+less where several threads want the same number. The table is one of what instructions request; caches come on top.
+
+{moved}
+
+Above a rank of 64 a product is done in tiles, and P is read for each: mostly from the second-level cache.
+
+## The time that this implies
+
+Bounds, not measurements: P read forward, read backward, and its gradient written, at the bandwidth that the maker
+states. No kernel is faster than this; how near these come has not been seen.
+
+{bounds}
+
+The forward pass alone on the card of the paper, beside what the paper plots for a log-likelihood by torch's functions:
+
+{paper}
+"""
+
+
+def main() -> None:
+    text = TEXT.format(
+        date=datetime.date.today().isoformat(),
+        torch=torch.__version__,
+        triton=triton.__version__,
+        rows=ROWS,
+        resources="\n".join(resources()),
+        moved="\n".join(moved()),
+        bounds="\n".join(bounds()),
+        paper="\n".join(beside_paper()),
+    )
+    OUTPUT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

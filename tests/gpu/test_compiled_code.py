@@ -1,0 +1,188 @@
+"""The ops from the PTX that Triton emits, run on the CPU: numbers beside the reference in float64, bounds, races."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ptxemu import KernelFault
+from ptxemu.triton_driver import emulated_gpu
+
+from lrd_kernels import reference, testing, triton
+from lrd_kernels._stack import Stack
+from lrd_kernels.testing import relative_error
+
+OPS = triton.OPS
+NEEDS = (True, True, True, False)
+# Rounding of a result, and of sums in float32 that were certified.
+ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+# S, R, batch, values, dtype, layout, mask and fused diagonal: ragged sizes, one row, tiles above 64 columns
+CASES = [
+    (203, 8, 2, 1, torch.float32, "row", False),
+    (130, 7, 1, 1, torch.float32, "rank", True),
+    (1, 1, 3, 1, torch.float32, "row", False),
+    (67, 20, 2, 1, torch.bfloat16, "row", True),
+    (45, 64, 1, 1, torch.float32, "rank", False),
+    (33, 5, 2, 3, torch.float64, "row", True),
+    (40, 12, 1, 1, torch.float16, "rank", False),
+]
+SLOW = [
+    (203, 129, 1, 1, torch.float32, "row", False),
+    (140, 66, 1, 2, torch.float32, "rank", True),
+    (90, 33, 2, 17, torch.float64, "rank", True),
+    (300, 16, 2, 0, torch.bfloat16, "rank", False),
+    (70, 64, 1, 1, torch.float64, "row", False),
+]
+
+
+@pytest.fixture(autouse=True)
+def _table_of_a_gpu(monkeypatch):
+    """The block sizes that a GPU would get."""
+    monkeypatch.setattr("lrd_kernels.triton.configs.architecture", lambda device: "sm_80")
+
+
+def arguments(S, R, B, N, dtype, layout, masked):
+    inputs = testing.make_inputs((B,), S, R, dtype=dtype, layout=layout)
+    generator = torch.Generator().manual_seed(3)
+    value = None if N == 0 else inputs.value[:, None] + torch.rand(B, N, 1, generator=generator).to(dtype)
+    loc = None if N == 0 else inputs.loc[:, None].expand(B, N, S)
+    mask = torch.rand(B, S, generator=generator) > 0.3 if masked else None
+    return (inputs.cov_factor, inputs.cov_diag, value, loc, mask, 0.01 if masked else None)
+
+
+def wanted(factor, diag, value, loc, mask, eps):
+    """log p without its constant, and gradients for factor, diagonal and mean, in float64."""
+    leaves = [t.double().requires_grad_() for t in (factor, diag)]
+    mean = None if loc is None else loc.double().requires_grad_()
+    P, D = leaves[0][:, None], leaves[1][:, None]
+    present = None if mask is None else mask[:, None]
+    scored = None if value is None else value.double()
+    result = reference.terms(scored, mean, P, D, mask=present, eps=eps, maha=-0.5, logdet=-0.5)
+    grads = torch.autograd.grad(result.sum(), leaves + ([] if mean is None else [mean]))
+    return result.detach(), *grads
+
+
+def check(capability, case, **options):
+    inputs = arguments(*case)
+    dtype, N = case[4], case[3]
+    with emulated_gpu(capability, race=True, **options) as gpu:
+        result, *state = OPS["log_prob_fwd"](*inputs, 0, None, None, -0.5, -0.5, 0.0)
+        needs = (True, True, N > 0, False)
+        grads = OPS["log_prob_bwd"](*inputs, 0, *state, torch.ones_like(result), -0.5, -0.5, *needs)
+    exact = wanted(*inputs)
+    assert relative_error(result.double(), exact[0].reshape(result.shape)) <= (
+        1e-12 if dtype == torch.float64 else 2e-7
+    )
+    for name, grad, right in zip(("factor", "diag", "loc"), grads, exact[1:], strict=False):
+        assert grad.isfinite().all(), name
+        assert relative_error(grad.double(), right) <= ROUNDING[dtype], name
+    assert grads[0].stride() == inputs[0].stride()
+    return gpu
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+def test_log_prob_and_gradients(case):
+    check(80, case)
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=lambda c: "-".join(map(str, c)))
+def test_log_prob_and_gradients_on_blackwell(case):
+    check(120, case, order="reverse")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 120])
+@pytest.mark.parametrize("case", SLOW, ids=lambda c: "-".join(map(str, c)))
+def test_log_prob_and_gradients_of_larger_ranks(capability, case):
+    check(capability, case)
+
+
+STACKS = [(3, 67, 5, 4, torch.float32, "row"), (2, 130, 8, 3, torch.float32, "rank")]
+SLOW_STACKS = [
+    (9, 70, 8, 9, torch.float32, "row"),
+    (2, 33, 4, 5, torch.float64, "rank"),
+    (2, 50, 8, 2, torch.bfloat16, "row"),
+]
+
+
+def check_stack(capability, T, S, R, V, dtype, layout):
+    inputs = testing.make_inputs((T, 2), S, R, dtype=dtype, layout=layout)
+    vectors = 3 + torch.randn(V, 2, S, generator=torch.Generator().manual_seed(2)).to(dtype)
+    columns = Stack((2, S), inputs.cov_factor, vectors, 0.5, 2.0, centre=True)
+    exact = Stack((2, S), inputs.cov_factor.double(), vectors.double(), 0.5, 2.0, centre=True).dense()
+    basis = torch.linalg.qr(torch.randn(2, exact.shape[-1], exact.shape[-1]).double()).Q[..., :6].contiguous()
+    diag = inputs.cov_diag[0]
+    with emulated_gpu(capability, race=True):
+        gram = OPS["joint_gram_fwd"](*columns._inputs(), 2)
+        projected, folded = OPS["project_fold_fwd"](*columns._inputs(), diag, basis, True, layout == "rank")
+    assert relative_error(gram, exact.mT @ exact) <= 2e-6
+    assert relative_error(projected.double(), exact @ basis) <= ROUNDING[dtype]
+    variance = diag.double() + exact.square().sum(-1)
+    assert relative_error(folded.double() + projected.double().square().sum(-1), variance) <= ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("case", STACKS, ids=lambda c: "-".join(map(str, c)))
+def test_joint_gram_and_projection(case):
+    check_stack(80, *case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 120])
+@pytest.mark.parametrize("case", SLOW_STACKS, ids=lambda c: "-".join(map(str, c)))
+def test_joint_gram_and_projection_of_other_types(capability, case):
+    check_stack(capability, *case)
+
+
+def test_items_that_float32_does_not_serve_are_done_again():
+    """Near-duplicate columns: the certificate fails, and both launches in float64 do the work."""
+    factor, diag, value, loc, _, _ = arguments(90, 4, 2, 1, torch.float32, "row", False)
+    value[0] = loc[0]  # so that nothing cancels there
+    factor[1, :, 1] = factor[1, :, 0] * (1 + 1e-4)
+    diag[1] *= 1e-3
+    inputs = (factor, diag, value, loc, None, None)
+    with emulated_gpu(80, race=True, stats=True) as gpu:
+        result, *state = OPS["log_prob_fwd"](*inputs, 0, None, None, -0.5, -0.5, 0.0)
+        grads = OPS["log_prob_bwd"](*inputs, 0, *state, torch.ones_like(result), -0.5, -0.5, *NEEDS)
+    again = [x for x in gpu.launches if x.name == "_gram_fwd_kernel"][1]
+    assert again.buffer("factor").bytes_read == factor[1].nbytes  # that item alone
+    exact = wanted(*inputs)
+    assert relative_error(result.double(), exact[0].reshape(result.shape)) <= 2e-7
+    for grad, right in zip(grads, exact[1:], strict=True):
+        assert relative_error(grad.double(), right) <= 1e-5
+
+
+MUTATIONS = {
+    "a mask left out": ("gram", "projected, mask=left < R)", "projected)"),
+    "rows one too far": ("gram", "mask_s, rows < end,", "mask_s, rows < end + 1,"),
+    "an offset off by one": (
+        "log_prob_bwd",
+        "offsets = rows[:, None] * out_s",
+        "offsets = (rows[:, None] + 1) * out_s",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_broken_kernels_are_caught(name, tmp_path, monkeypatch):
+    """The check itself: a kernel with one such mistake must not pass."""
+    module, right, wrong = MUTATIONS[name]
+    source = (Path(triton.__file__).parent / f"{module}.py").read_text()
+    assert source.count(right) == 1
+    broken = load(tmp_path / f"broken_{module}.py", source.replace(right, wrong))
+    if module == "gram":
+        monkeypatch.setattr(sys.modules["lrd_kernels.triton.log_prob_fwd"], "launch_gram_fwd", broken.launch_gram_fwd)
+    else:
+        monkeypatch.setitem(OPS, module, broken.log_prob_bwd)
+    with pytest.raises((KernelFault, AssertionError)):
+        check(80, (130, 7, 1, 1, torch.float32, "row", False))
+
+
+def load(path, source):
+    import importlib.util
+
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

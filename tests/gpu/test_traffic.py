@@ -1,0 +1,23 @@
+"""On the compiled code: each element of P is loaded once forward and once backward, and its gradient stored once."""
+
+import pytest
+import traffic
+
+
+@pytest.mark.parametrize("layout", ["row", "rank"])
+@pytest.mark.parametrize("R", [8, 16, 32])
+def test_every_element_once(R, layout):
+    found = traffic.count(300, R, layout)
+    assert found.read_forward == found.read_backward == found.written == 1.0
+    assert found.excess_forward <= 1.3  # 300 rows are no whole number of sectors in rank-major memory
+    assert found.excess_backward <= 1.3
+
+
+def test_larger_ranks_in_tiles():
+    found = traffic.count(70, 130, "row")
+    assert found.written == 1.0
+    assert found.read_forward > 1.0
+
+
+def test_bounds_are_those_of_the_bandwidth():
+    assert traffic.least_seconds(1048576, 8, 672e9) == pytest.approx(4 * 1048576 * 30 / 672e9)

@@ -1,0 +1,75 @@
+"""What the compiled kernels move: bytes and 32-byte sectors of P and of its gradient, counted in the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from ptxemu.triton_driver import emulated_gpu
+
+from lrd_kernels import testing, triton
+from lrd_kernels.triton import configs
+
+# Bytes a second of memory, by the makers' data sheets. The first is the card of the paper.
+BANDWIDTH = {
+    "Quadro RTX 8000": 672e9,
+    "A100 40 GB": 1555e9,
+    "RTX 4090": 1008e9,
+    "H100 SXM": 3350e9,
+    "RTX 5090": 1792e9,
+}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one forward and one backward pass, as multiples of the bytes of P."""
+
+    read_forward: float
+    read_backward: float
+    written: float
+    excess_forward: float  # bytes of the sectors requested, over the bytes needed: 1 where all is coalesced
+    excess_backward: float
+    all_bytes: float  # everything that both passes load and store in global memory
+
+
+def count(S: int, R: int, layout: str, dtype: torch.dtype = torch.float32, capability: int = 80) -> Traffic:
+    """Of the launches in float32, for a value at its mean, with which nothing is done again."""
+    inputs = testing.make_inputs((1,), S, R, dtype=dtype, layout=layout)
+    P, D, value = inputs.cov_factor * 0.1, inputs.cov_diag + 10, inputs.loc[:, None]
+    arguments = (P, D, value, value, None, None)
+    with emulated_gpu(capability, stats=True) as gpu, mock.patch.object(configs, "architecture", return_value="sm_80"):
+        result, *state = triton.OPS["log_prob_fwd"](*arguments, 2, None, None, -0.5, -0.5, 0.0)
+        ones = torch.ones_like(result)
+        triton.OPS["log_prob_bwd"](*arguments, 2, *state, ones, -0.5, -0.5, True, True, True, False)
+    forward, backward = gpu.last("_gram_fwd_kernel"), gpu.last("_log_prob_bwd_kernel")
+    size = P.numel() * P.element_size()
+    return Traffic(
+        forward.buffer("factor").bytes_read / size,
+        backward.buffer("factor").bytes_read / size,
+        backward.buffer("grad_factor").bytes_written / size,
+        excess(forward),
+        excess(backward),
+        sum(x.stats.bytes_loaded + x.stats.bytes_stored for x in (forward, backward)) / size,
+    )
+
+
+def excess(launch) -> float:
+    """Bytes of the 32-byte sectors that all its loads of global memory ask for, over the bytes that they need."""
+    loads = launch.stats.memory["global", "load"]
+    return 32 * loads.sectors / loads.bytes
+
+
+SIZES = ((65536, 8), (1048576, 8), (196608, 16), (262144, 64))
+# Seconds of one log-likelihood on a Quadro RTX 8000, as the paper plots them for torch's own functions.
+PAPER = {(65536, 8): 0.00104, (1048576, 8): 0.00193, (65536, 64): 0.00128, (262144, 64): 0.00220}
+
+
+def least_seconds(S: int, R: int, bandwidth: float) -> float:
+    """For P in float32 to be read twice and its gradient written once, with what goes along of S entries."""
+    return 4 * S * (3 * R + 6) / bandwidth
+
+
+def least_seconds_forward(S: int, R: int, bandwidth: float) -> float:
+    """For P, the diagonal, the value and the mean to be read once."""
+    return 4 * S * (R + 3) / bandwidth

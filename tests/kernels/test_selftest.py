@@ -1,0 +1,37 @@
+"""The self-test for other people's machines, on this one's CPU."""
+
+import json
+
+import pytest
+
+import lrd_kernels as lrd
+from lrd_kernels import selftest
+
+
+def test_passes_and_writes_its_file(tmp_path, capsys):
+    output = tmp_path / "selftest.json"
+    assert selftest.main(["--device", "cpu", "--repeats", "0", "--output", str(output)]) == 0
+    document = json.loads(output.read_text())
+    assert len(document["accuracy"]) == 32
+    assert document["deterministic"]
+    assert "WRONG" not in capsys.readouterr().out
+
+
+def test_notices_a_wrong_backend(tmp_path, monkeypatch, capsys):
+    real = lrd.log_prob
+
+    def off(*args, backend=None, **options):
+        result = real(*args, backend=backend, **options)
+        return result if backend == "reference" else result * 1.001
+
+    monkeypatch.setattr(lrd, "log_prob", off)
+    assert selftest.main(["--device", "cpu", "--repeats", "0", "--output", str(tmp_path / "x.json")]) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_says_that_there_is_no_gpu(capsys):
+    if selftest.torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(SystemExit):
+        selftest.main(["--device", "cuda"])
+    assert "no GPU" in capsys.readouterr().err
