@@ -133,8 +133,8 @@ def _gram_fwd_kernel(
         if BLOCK_N == 1:
             tl.store(u + (slot * N + first_value) * R + left, projected, mask=left < R)
         else:
-            inside = (left < R)[:, None] & (numbers < N)[None, :]
-            tl.store(u + (slot * N + numbers[None, :]) * R + left[:, None], projected, mask=inside)
+            wanted = (left < R)[:, None] & (numbers < N)[None, :]
+            tl.store(u + (slot * N + numbers[None, :]) * R + left[:, None], projected, mask=wanted)
     if i == 0:
         if HAS_VALUE:
             tl.store(quad + slot * N + first_value + tl.arange(0, BLOCK_N), squares, mask=numbers < N)

@@ -54,7 +54,7 @@ def bounds() -> list[str]:
     lines = ["| GPU | GB/s | " + " | ".join(f"{S} x {R}" for S, R in traffic.SIZES) + " |"]
     lines.append("|---|---|" + "---|" * len(traffic.SIZES))
     for name, speed in traffic.BANDWIDTH.items():
-        row = (f"{1e3 * traffic.least_seconds(S, R, speed):.2f} ms" for S, R in traffic.SIZES)
+        row = (f"{1e3 * traffic.least_seconds(S, R, speed):.3f} ms" for S, R in traffic.SIZES)
         lines.append(f"| {name} | {speed / 1e9:.0f} | " + " | ".join(row) + " |")
     return lines
 
