@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from types import TracebackType
@@ -40,6 +41,7 @@ def backends() -> dict[str, BackendStatus]:
     }
 
 
+@functools.cache
 def _triton() -> BackendStatus:
     if importlib.util.find_spec("triton") is None:
         return BackendStatus(False, "the package triton is not installed")
@@ -58,13 +60,13 @@ def triton_interprets() -> bool:
 
 
 def _serves(name: str, device_type: str) -> bool:
-    """Whether a backend takes tensors of a device; asked with every call, so nothing is looked up twice."""
+    """Whether a backend takes tensors of a device; asked with every call."""
     if name == "reference":
         return True
     if name == "cpu":
         return device_type == "cpu" and _load.cpu_error is None
     if name == "triton":
-        return device_type == ("cpu" if triton_interprets() else "cuda") and backends()["triton"].available
+        return device_type == ("cpu" if triton_interprets() else "cuda") and _triton().available
     return False
 
 

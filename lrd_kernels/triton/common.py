@@ -113,9 +113,12 @@ def as_bytes(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.view(torch.uint8)
 
 
-def next_power_of_2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
+def is_rank_major(factor: Tensor) -> bool:
+    """Whether S, not R, is the contiguous dimension of [..., S, R]."""
+    return factor.stride(-1) != 1 and factor.stride(-2) == 1
 
 
-def cdiv(a: int, b: int) -> int:
-    return -(-a // b)
+def add_slots(gram: Tensor) -> Tensor:
+    """[B, splits, K, K], of which the tiles above the diagonal hold anything -> their sums, symmetric, [B, K, K]."""
+    lower = gram.sum(1).tril()
+    return lower + lower.tril(-1).mT

@@ -9,6 +9,7 @@ import functools
 from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from lrd_kernels.triton import common
@@ -26,14 +27,17 @@ class Config(NamedTuple):
 
 def choose(op: str, cov_factor: Tensor, columns: int, wide: bool) -> Config:
     """For a factor [..., S, R] of which `columns` meet in a product, in float64 if `wide`."""
-    layout = "rank" if cov_factor.stride(-1) != 1 and cov_factor.stride(-2) == 1 else "row"
+    layout = "rank" if common.is_rank_major(cov_factor) else "row"
     return find(op, architecture(cov_factor.device), columns, wide, layout)
 
 
-def splits(S: int, programs: int, config: Config) -> int:
-    """Into how many runs the rows of one item are split: it depends on the problem and the table alone."""
-    wanted = common.cdiv(config.programs, max(programs, 1))
-    return max(min(wanted, common.cdiv(S, 4 * config.block_s)), 1)
+def split_rows(S: int, programs: int, config: Config) -> tuple[int, int]:
+    """Into how many runs the rows of one item are split, and the rows of a run, in whole blocks. Both depend on the
+    problem and the table alone."""
+    wanted = triton.cdiv(config.programs, max(programs, 1))
+    splits = max(min(wanted, triton.cdiv(S, 4 * config.block_s)), 1)
+    blocks = max(triton.cdiv(triton.cdiv(S, splits), config.block_s), 1)
+    return splits, blocks * config.block_s
 
 
 @functools.cache

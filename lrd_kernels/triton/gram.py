@@ -1,4 +1,4 @@
-"""gram_fwd: G = P^T w P, u = P^T w r, r^T w r and sum log D, one read of P up to a rank of 128.
+"""gram_fwd: G = P^T w P, u = P^T w r, r^T w r and sum log D, one read of P where one tile holds all columns.
 
 Each program sums a run of rows of one Gaussian, for one tile of G; float32 products are flushed to float64 with every
 block of rows. Its sums go to a slot of their own, and the slots are added in order: no atomics, always the same bits.
@@ -161,9 +161,8 @@ def launch_gram_fwd(
     N = 0 if value is None else value.shape[1]
     wide = wide or cov_factor.dtype == torch.float64
     config = configs.choose("gram", cov_factor, R, wide)
-    tiles = max(common.cdiv(R, config.block_r), 1)
-    splits = configs.splits(S, B * tiles * tiles, config)
-    rows_per_split = max(common.cdiv(common.cdiv(S, splits), config.block_s) * config.block_s, config.block_s)
+    tiles = max(triton.cdiv(R, config.block_r), 1)
+    splits, rows_per_split = configs.split_rows(S, B * tiles * tiles, config)
 
     def sums(*shape: int) -> Tensor:
         return torch.empty(B, splits, *shape, dtype=torch.float64, device=cov_factor.device)
@@ -206,9 +205,7 @@ def launch_gram_fwd(
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
-    lower = gram.sum(1).tril() if want_gram else gram
-    full = lower + lower.tril(-1).mT if want_gram else gram
-    return full, u.sum(1), quad.sum(1), log_diag.sum(1)
+    return common.add_slots(gram) if want_gram else gram, u.sum(1), quad.sum(1), log_diag.sum(1)
 
 
 def gram_fwd(

@@ -95,9 +95,8 @@ def joint_gram_fwd(
     K = T * R + V
     wide = precision != 2 or cov_factors.dtype == torch.float64
     config = configs.choose("gram", cov_factors, K, wide)
-    tiles = max(common.cdiv(K, config.block_r), 1)
-    splits = configs.splits(S, B * tiles * tiles, config)
-    rows_per_split = max(common.cdiv(common.cdiv(S, splits), config.block_s) * config.block_s, config.block_s)
+    tiles = max(triton.cdiv(K, config.block_r), 1)
+    splits, rows_per_split = configs.split_rows(S, B * tiles * tiles, config)
     gram = torch.empty(B, splits, K, K, dtype=torch.float64, device=cov_factors.device)
     mean = mean_of(vectors, centre, cov_factors)
     if gram.numel():
@@ -117,8 +116,7 @@ def joint_gram_fwd(
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
-    lower = gram.sum(1).tril()
-    return lower + lower.tril(-1).mT
+    return common.add_slots(gram)
 
 
 def mean_of(vectors: Tensor | None, centre: bool, stand_in: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""log_prob_bwd: one read of P and one write of its gradient, up to a rank of 128. Above, a program makes one tile of
-columns and reads the tiles of P that it needs again, which the second-level cache holds.
+"""log_prob_bwd: one read of P and one write of its gradient, where one tile holds all columns. Otherwise a program
+makes one tile of columns, and reads the tiles of P that it needs again, which the second-level cache holds.
 
 Products are float32 where the forward pass certified them. Blocks with a row of high leverage, where 1 - h cancels, and
-items without that certificate are left to a second launch in float64, whose other programs return at once.
+items without that certificate are left to a second launch in float64, whose other programs have no rows.
 """
 
 from __future__ import annotations
@@ -201,8 +201,7 @@ def log_prob_bwd(
     F, S, R = cov_factor.shape
     B, N = z.shape[:2]
     new = cov_factor.new_empty
-    rank_major = cov_factor.stride(2) != 1 and cov_factor.stride(1) == 1
-    grad_factor = (new(F, R, S).mT if rank_major else new(F, S, R)) if need_factor else new(0)
+    grad_factor = (new(F, R, S).mT if common.is_rank_major(cov_factor) else new(F, S, R)) if need_factor else new(0)
     grad_diag = new(B, S) if need_diag else new(0)
     grad_loc = new(B, 1 if sum_loc else N, S) if need_loc else new(0)
     mask = common.as_bytes(mask)
@@ -213,7 +212,7 @@ def log_prob_bwd(
         config = configs.choose("log_prob_bwd", cov_factor, R, wide)
         # Both launches have the same blocks of rows.
         block_s = configs.choose("log_prob_bwd", cov_factor, R, not narrow).block_s
-        blocks, tiles = common.cdiv(S, block_s), max(common.cdiv(R, config.block_r), 1)
+        blocks, tiles = triton.cdiv(S, block_s), max(triton.cdiv(R, config.block_r), 1)
         programs = F * tiles * blocks
         certified = not wide and precision != 2 and need_logdet
         flags = torch.empty(F * blocks, dtype=torch.int32, device=cov_factor.device) if certified else again

@@ -1,5 +1,5 @@
 """log_prob_fwd: the Gram pass, the R-sized algebra, and with precision "auto" a second pass in float64 for the items
-whose certificate asks for it: a launch whose programs return at once where it does not."""
+whose certificate asks for it: a launch whose programs have no rows where it does not."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def project_fold_fwd(
     factor, folded = new(B, K, S).mT if rank_major else new(B, S, K), new(B, S)
     wide = cov_factors.dtype == torch.float64
     config = configs.choose("project_fold", cov_factors, K, wide)
-    blocks = common.cdiv(S, config.block_s)
+    blocks = triton.cdiv(S, config.block_s)
     if B * blocks:
         _project_fold_fwd_kernel[(B * blocks,)](
             *(cov_factors, common.pointer(vectors, cov_factors), mean_of(vectors, centre, cov_factors)),
@@ -122,7 +122,7 @@ def project_fold_fwd(
             BLOCK_S=config.block_s,
             BLOCK_R=32,
             BLOCK_K=config.block_r,
-            TILES=max(common.cdiv(K, config.block_r), 1),
+            TILES=max(triton.cdiv(K, config.block_r), 1),
             FOLD=fold,
             HAS_VECTORS=V > 0,
             CENTRE=centre,

@@ -39,7 +39,7 @@ LAYOUTS = ("row", "rank")
 
 def spills(architecture, op: str, compute: str, rank: int, config: tuple, pick: slice) -> bool:
     """Whether any of the kernels picked from those launched does, or cannot be compiled."""
-    name = architecture if isinstance(architecture, str) else f"sm_{architecture}"
+    name = compiled.name_of(architecture)
     for layout in LAYOUTS:
         configs_table.TABLE[op, name, compute, layout] = {rank: (*config, "ieee")}
         try:
@@ -89,7 +89,7 @@ def choose(architecture) -> dict:
             def fits(tile, compute, pick):
                 return not spills(architecture, "log_prob_bwd", compute, rank, config(tile), pick)  # noqa: B023
 
-            name = architecture if isinstance(architecture, str) else f"sm_{architecture}"
+            name = compiled.name_of(architecture)
             for layout in LAYOUTS:  # a stand-in, for the other launch's blocks
                 configs_table.TABLE["log_prob_bwd", name, "float64", layout] = {rank: (block_s, 16, 8, 1, 0, "ieee")}
             narrow = first(BACKWARD_TILES[rank], lambda t: fits(t, "float32", slice(0, 1)))
@@ -134,7 +134,7 @@ TABLE = {(*key, layout): ranks for key, ranks in CHOICES.items() for layout in (
 def main() -> None:
     chosen = {}
     for architecture in (*compiled.NVIDIA, *compiled.AMD):
-        name = architecture if isinstance(architecture, str) else f"sm_{architecture}"
+        name = compiled.name_of(architecture)
         for (op, compute), ranks in choose(architecture).items():
             chosen[op, name, compute] = ranks
             print(op, name, compute, ranks, flush=True)

@@ -74,7 +74,7 @@ def compiling(architecture: int | str) -> Iterator[list[CompiledKernel]]:
         compiled.function = compiled
 
     def named(device: torch.device) -> str:
-        return architecture if amd else f"sm_{architecture}"
+        return name_of(architecture)
 
     previous, initialise = active_driver._active, CompiledKernel._init_handles
     gpu = triton_driver.EmulatedGpu(100 if amd else architecture, False, False, "forward")
@@ -116,9 +116,14 @@ def _assemble(ptx: str, capability: int) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stderr
 
 
+def name_of(architecture: int | str) -> str:
+    """As the table has it."""
+    return architecture if isinstance(architecture, str) else f"sm_{architecture}"
+
+
 def entries(architecture: int | str) -> Iterator[tuple[str, str, str, int]]:
     """(op, compute, layout, rank) of every entry of the table that serves an architecture."""
-    name = architecture if isinstance(architecture, str) else f"sm_{architecture}"
+    name = name_of(architecture)
     for (op, served, compute, layout), ranks in TABLE.items():
         if served == name or (served == "any" and (op, name, compute, layout) not in TABLE):
             for rank in ranks:
