@@ -1,6 +1,9 @@
-"""Which block sizes a kernel runs with: a table by architecture, rank, dtype and layout, not a search at first call.
+"""Which block sizes a kernel runs with: a table by architecture, rank, compute type and layout, not a search at first
+call. `python tests/gpu/choose.py` rewrites configs_table.py: by what compiles without spills, with --time on a GPU by
+what is fastest there.
 
-`python tests/gpu/choose.py` rewrites configs_table.py, by what compiles without spills.
+A compute type is "float64", "float32", or "tf32x3": float32 products made of three on tensor cores. These sum with
+roundings of their own, so only precision "float32" takes them, and only where products, not memory, limit the pass.
 """
 
 from __future__ import annotations
@@ -22,13 +25,23 @@ class Config(NamedTuple):
     num_warps: int
     num_stages: int
     programs: int  # so many at the least, where there are rows enough
-    input_precision: str  # of float32 products: "ieee", or "tf32x3" on tensor cores
+    input_precision: str  # of the products: "ieee" or "tf32x3"
 
 
-def choose(op: str, cov_factor: Tensor, columns: int, wide: bool) -> Config:
-    """For a factor [..., S, R] of which `columns` meet in a product, in float64 if `wide`."""
+TENSOR_CORES_ABOVE = 16  # columns; up to there a pass waits for memory
+
+
+def compute_type(dtype: torch.dtype, precision: int) -> str:
+    """Of the first launch, for inputs of a dtype, with a precision of `_schemas.PRECISIONS`."""
+    if dtype == torch.float64 or precision == 1:
+        return "float64"
+    return "tf32x3" if precision == 2 else "float32"
+
+
+def choose(op: str, cov_factor: Tensor, columns: int, compute: str) -> Config:
+    """For a factor [..., S, R] of which `columns` meet in a product."""
     layout = "rank" if common.is_rank_major(cov_factor) else "row"
-    return find(op, architecture(cov_factor.device), columns, wide, layout)
+    return find(op, architecture(cov_factor.device), columns, compute, layout)
 
 
 def split_rows(S: int, programs: int, config: Config) -> tuple[int, int]:
@@ -51,9 +64,10 @@ def architecture(device: torch.device) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
-def find(op: str, arch: str, R: int, wide: bool, layout: str) -> Config:
+def find(op: str, arch: str, R: int, compute: str, layout: str) -> Config:
     """The entry of the architecture, or that of all; of the least rank in it that is not below R, or the largest."""
-    compute = "float64" if wide else "float32"
+    if compute == "tf32x3" and (R <= TENSOR_CORES_ABOVE or (op, arch, compute, layout) not in TABLE):
+        compute = "float32"
     entries = TABLE.get((op, arch, compute, layout)) or TABLE[op, "any", compute, layout]
     rank = min((r for r in entries if r >= R), default=max(entries))
-    return Config(*entries[rank])
+    return Config(*entries[rank], "tf32x3" if compute == "tf32x3" else "ieee")

@@ -23,6 +23,7 @@ def _gram_fwd_kernel(
     loc,
     mask,
     again,
+    fit,
     gram,
     u,
     quad,
@@ -62,8 +63,10 @@ def _gram_fwd_kernel(
     EXP: tl.constexpr,
     LIMIT: tl.constexpr,
     AGAIN: tl.constexpr,
+    RESIDUAL: tl.constexpr,
 ):
-    """Program (split, tile, b). `again` [B]: with AGAIN, only the items for which it is set are summed."""
+    """Program (split, tile, b). `again` [B]: with AGAIN, only the items for which it is set are summed. `fit`, z of
+    [B, N, R]: with RESIDUAL, r - P z stands for r, and one tile holds all columns."""
     pid = tl.program_id(0).to(tl.int64)
     split = pid % splits
     tile = pid // splits % (TILES * TILES if WANT_GRAM else TILES)
@@ -87,6 +90,8 @@ def _gram_fwd_kernel(
         projected = tl.zeros([BLOCK_R, BLOCK_N], tl.float64)
         squares = tl.zeros([BLOCK_N], tl.float64)
     logs = tl.zeros([BLOCK_S], tl.float64)
+    if RESIDUAL:
+        z = tl.load(fit + (b * N + first_value) * R + left, mask=left < R, other=0.0)
     begin = split * rows_per_split
     end = tl.minimum(begin + rows_per_split, S)
     if AGAIN:  # no rows of the others
@@ -110,6 +115,8 @@ def _gram_fwd_kernel(
                 r = load_rows(value + b * value_b + first_value * value_n, rows, value_s, present)
                 if HAS_LOC:
                     r -= load_rows(loc + b * loc_b + first_value * loc_n, rows, loc_s, present)
+                if RESIDUAL:
+                    r -= tl.sum(times(P, z[None, :], once, COMPUTE), 1)
                 projected += tl.sum(times(P, (w * r)[:, None], once, COMPUTE), 0)
                 squares += tl.sum(rounded(w * r * r, once), 0)
             else:
@@ -150,17 +157,19 @@ def launch_gram_fwd(
     mask: Tensor | None,
     eps: float | None,
     *,
-    wide: bool,
+    compute: str,
     want_gram: bool = True,
     again: Tensor | None = None,
+    fit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums of `gram_fwd`, its products in float64 where `wide`. Items that are not to be done `again` [B] hold
-    anything."""
+    """The sums of `gram_fwd`, products in a compute type. Items that are not to be done `again` [B] hold anything. With
+    z as `fit` [B, N, R], r - P z stands for r; that wants `one_tile`."""
     F, S, R = cov_factor.shape
     B = cov_diag.shape[0]
     N = 0 if value is None else value.shape[1]
-    wide = wide or cov_factor.dtype == torch.float64
-    config = configs.choose("gram", cov_factor, R, wide)
+    config = configs.choose("gram", cov_factor, R, compute)
+    if fit is not None:  # where no product takes registers, and fewer rows spill on sm_90
+        config = config._replace(block_s=max(config.block_s, 32))
     tiles = max(triton.cdiv(R, config.block_r), 1)
     splits, rows_per_split = configs.split_rows(S, B * tiles * tiles, config)
 
@@ -169,7 +178,7 @@ def launch_gram_fwd(
 
     gram, u, quad, log_diag = sums(R, R) if want_gram else sums(0), sums(N, R), sums(N), sums()
     mask = common.as_bytes(mask)
-    block_n = 1 if N <= 1 else 16
+    block_n = 1 if N <= 1 or fit is not None else 16
     for first in range(0, max(N, 1), block_n):
         count = tiles * tiles if want_gram and first == 0 else tiles
         if B * count == 0:
@@ -181,6 +190,7 @@ def launch_gram_fwd(
             common.pointer(loc, cov_diag),
             common.pointer(mask, cov_diag),
             common.pointer(again, cov_diag),
+            common.pointer(fit, cov_diag),
             *(gram, u, quad, log_diag),
             *(S, R, N, first, B // max(F, 1), splits, rows_per_split),
             *cov_factor.stride(),
@@ -189,8 +199,8 @@ def launch_gram_fwd(
             *common.strides(loc, 3),
             *common.strides(mask, 2),
             *(1, 0.0 if eps is None else eps),
-            COMPUTE=tl.float64 if wide else tl.float32,
-            PRECISION="ieee" if wide else config.input_precision,
+            COMPUTE=tl.float64 if compute == "float64" else tl.float32,
+            PRECISION=config.input_precision,
             BLOCK_S=config.block_s,
             BLOCK_R=config.block_r,
             BLOCK_N=block_n,
@@ -202,10 +212,17 @@ def launch_gram_fwd(
             EXP=eps is not None,
             LIMIT=common.EXP_LIMIT[cov_factor.dtype],
             AGAIN=again is not None,
+            RESIDUAL=fit is not None,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
     return common.add_slots(gram) if want_gram else gram, u.sum(1), quad.sum(1), log_diag.sum(1)
+
+
+def one_tile(cov_factor: Tensor) -> bool:
+    """Whether one program of the float32 launch holds all columns."""
+    R = cov_factor.shape[2]
+    return configs.choose("gram", cov_factor, R, "float32").block_r >= R
 
 
 def gram_fwd(
@@ -217,4 +234,5 @@ def gram_fwd(
     eps: float | None,
     precision: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return launch_gram_fwd(cov_factor, cov_diag, value, loc, mask, eps, wide=precision != 2)
+    compute = configs.compute_type(cov_factor.dtype, precision or 1)  # "auto" has no certificate here
+    return launch_gram_fwd(cov_factor, cov_diag, value, loc, mask, eps, compute=compute)

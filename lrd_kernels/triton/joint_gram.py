@@ -93,8 +93,8 @@ def joint_gram_fwd(
     B, T, S, R = cov_factors.shape
     V = 0 if vectors is None else vectors.shape[1]
     K = T * R + V
-    wide = precision != 2 or cov_factors.dtype == torch.float64
-    config = configs.choose("gram", cov_factors, K, wide)
+    compute = configs.compute_type(cov_factors.dtype, precision or 1)  # "auto" has no certificate here
+    config = configs.choose("gram", cov_factors, K, compute)
     tiles = max(triton.cdiv(K, config.block_r), 1)
     splits, rows_per_split = configs.split_rows(S, B * tiles * tiles, config)
     gram = torch.empty(B, splits, K, K, dtype=torch.float64, device=cov_factors.device)
@@ -106,8 +106,8 @@ def joint_gram_fwd(
             *cov_factors.stride(),
             *common.strides(vectors, 3),
             *(1, factor_scale, vector_scale),
-            COMPUTE=tl.float64 if wide else tl.float32,
-            PRECISION="ieee" if wide else config.input_precision,
+            COMPUTE=tl.float64 if compute == "float64" else tl.float32,
+            PRECISION=config.input_precision,
             BLOCK_S=config.block_s,
             BLOCK_R=config.block_r,
             TILES=tiles,

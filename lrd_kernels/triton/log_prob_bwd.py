@@ -13,7 +13,19 @@ import triton.language as tl
 from torch import Tensor
 
 from lrd_kernels.triton import common, configs
-from lrd_kernels.triton.common import find_present, load_diag, load_rows, load_tile, narrowed, operand, square, times
+from lrd_kernels.triton.common import (
+    FLOAT32_GROWTH,
+    find_present,
+    load_diag,
+    load_rows,
+    load_tile,
+    narrowed,
+    operand,
+    square,
+    times,
+)
+
+LEVERAGE_LIMIT = tl.constexpr(0.1)  # from where 1 - h cancels: at most 10 R rows
 
 
 @triton.jit(do_not_specialize=["once"])
@@ -133,7 +145,7 @@ def _log_prob_bwd_kernel(
                     L = load_tile(own_inverse, lines, own, R, 1, lines < R, R).to(COMPUTE)
                     q += tl.dot(V, L, input_precision=PRECISION, out_dtype=COMPUTE)
             if CERTIFIED:
-                worst = tl.maximum(worst, tl.maximum(w * norms, tl.where(growth > 8.0, 1.0, 0.0)))
+                worst = tl.maximum(worst, tl.maximum(w * norms, tl.where(growth > FLOAT32_GROWTH, 1.0, 0.0)))
             pull += q * (2 * weight * w).to(COMPUTE)[:, None]
             of_diag += weight * w * (1.0 - w * norms)
 
@@ -171,7 +183,7 @@ def _log_prob_bwd_kernel(
             tl.store(grad_diag + b * S + rows, narrowed(of_diag, grad_diag), mask=inside)
         total += pull
     if CERTIFIED and tile == 0:  # which has all rows of L^-1
-        tl.store(again + f * blocks + block, (tl.max(worst, 0) > 0.1).to(tl.int32))
+        tl.store(again + f * blocks + block, (tl.max(worst, 0) > LEVERAGE_LIMIT).to(tl.int32))
     if NEED_FACTOR:
         offsets = rows[:, None] * out_s + own[None, :] * out_r
         there = inside[:, None] & (own < R)[None, :]
@@ -205,16 +217,16 @@ def log_prob_bwd(
     grad_diag = new(B, S) if need_diag else new(0)
     grad_loc = new(B, 1 if sum_loc else N, S) if need_loc else new(0)
     mask = common.as_bytes(mask)
-    narrow = cov_factor.dtype != torch.float64 and precision != 1
     need_logdet = logdet != 0.0 and (need_factor or need_diag)
 
-    def launch(wide: bool, again: Tensor | None) -> Tensor | None:
-        config = configs.choose("log_prob_bwd", cov_factor, R, wide)
-        # Both launches have the same blocks of rows.
-        block_s = configs.choose("log_prob_bwd", cov_factor, R, not narrow).block_s
+    first = configs.compute_type(cov_factor.dtype, precision)
+
+    def launch(compute: str, again: Tensor | None) -> Tensor | None:
+        config = configs.choose("log_prob_bwd", cov_factor, R, compute)
+        block_s = configs.choose("log_prob_bwd", cov_factor, R, first).block_s  # the same in both launches
         blocks, tiles = triton.cdiv(S, block_s), max(triton.cdiv(R, config.block_r), 1)
         programs = F * tiles * blocks
-        certified = not wide and precision != 2 and need_logdet
+        certified = compute == "float32" and need_logdet  # "auto"
         flags = torch.empty(F * blocks, dtype=torch.int32, device=cov_factor.device) if certified else again
         if programs == 0:
             return None
@@ -236,8 +248,8 @@ def log_prob_bwd(
             *grad.stride(),
             *(grad_factor.stride() if need_factor else (0, 0, 0)),
             *(1, 0.0 if eps is None else eps, maha, logdet),
-            COMPUTE=tl.float64 if wide else tl.float32,
-            PRECISION="ieee" if wide else config.input_precision,
+            COMPUTE=tl.float64 if compute == "float64" else tl.float32,
+            PRECISION=config.input_precision,
             BLOCK_S=block_s,
             BLOCK_R=config.block_r,
             TILES=tiles,
@@ -258,7 +270,7 @@ def log_prob_bwd(
         )
         return flags if certified else None
 
-    flags = launch(not narrow, None)
+    flags = launch(first, None)
     if flags is not None:
-        launch(True, flags)
+        launch("float64", flags)
     return grad_factor, grad_diag, grad_loc

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -104,8 +103,8 @@ def project_fold_fwd(
     K = basis.shape[2]
     new = cov_factors.new_empty
     factor, folded = new(B, K, S).mT if rank_major else new(B, S, K), new(B, S)
-    wide = cov_factors.dtype == torch.float64
-    config = configs.choose("project_fold", cov_factors, K, wide)
+    compute = configs.compute_type(cov_factors.dtype, 0)
+    config = configs.choose("project_fold", cov_factors, K, compute)
     blocks = triton.cdiv(S, config.block_s)
     if B * blocks:
         _project_fold_fwd_kernel[(B * blocks,)](
@@ -117,8 +116,8 @@ def project_fold_fwd(
             *cov_diag.stride(),
             *factor.stride(),
             *(1, factor_scale, vector_scale),
-            COMPUTE=tl.float64 if wide else tl.float32,
-            PRECISION="ieee" if wide else config.input_precision,
+            COMPUTE=tl.float64 if compute == "float64" else tl.float32,
+            PRECISION=config.input_precision,
             BLOCK_S=config.block_s,
             BLOCK_R=32,
             BLOCK_K=config.block_r,

@@ -1,18 +1,25 @@
-"""Chooses the table's entries by what compiles without spills, and rewrites lrd_kernels/triton/configs_table.py.
+"""Chooses the block sizes of the kernels, and rewrites lrd_kernels/triton/configs_table.py.
 
-`python tests/gpu/choose.py` needs no GPU: the first candidate without spills, in both layouts, for each architecture.
+`python tests/gpu/choose.py` needs no GPU: for each architecture the first candidate that compiles without spills, in
+both layouts. `python tests/gpu/choose.py --time` runs those that do on the GPU that is there, and takes the fastest for
+its architecture; the entries of the others stay.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import math
 import os
 import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import compiled
+import torch
 
-from lrd_kernels.triton import configs_table
+from lrd_kernels.triton import configs, configs_table
 
 # (BLOCK_S, BLOCK_R, warps, stages, programs), the one that should be fastest first.
 GRAM = {
@@ -20,41 +27,68 @@ GRAM = {
     32: [(64, 32, 8, 2, 512), (64, 32, 8, 1, 512), (32, 32, 8, 1, 512), (32, 32, 4, 1, 512), (16, 32, 8, 1, 512)],
     64: [(32, 64, 8, 2, 256), (32, 64, 8, 1, 256), (16, 64, 8, 2, 256), (16, 64, 8, 1, 256), (16, 64, 16, 1, 256)],
 }
-# Both compute types have one BLOCK_S: where float32 is not enough, a block is done again in float64.
-BACKWARD = {
-    16: [128, 64, 32, 16],
-    32: [64, 32, 16],
-    64: [32, 16],
-}
-BACKWARD_TILES = {16: [(16, 4), (16, 8)], 32: [(32, 4), (32, 8), (16, 4), (16, 8)], 64: [(64, 8), (64, 4), (64, 16)]}
-BACKWARD_TILES_64 = BACKWARD_TILES | {64: [(64, 8), (32, 8), (32, 4), (32, 2), (16, 4), (16, 2)]}
 PROJECT = {
     16: [(64, 16, 4, 1, 0), (32, 16, 4, 1, 0), (64, 16, 8, 1, 0)],
     64: [(64, 64, 8, 1, 0), (32, 64, 8, 1, 0), (32, 64, 16, 1, 0), (16, 64, 8, 1, 0), (16, 64, 4, 1, 0)],
     128: [(32, 128, 8, 1, 0), (16, 128, 8, 1, 0), (16, 128, 16, 1, 0)],
 }
+# Blocks of rows, and (BLOCK_R, warps). In float32 and float64 a rank has one BLOCK_S: where float32 is not enough, a
+# block is done again in float64.
+BACKWARD_ROWS = {16: [128, 64, 32, 16], 32: [64, 32, 16], 64: [32, 16]}
+BACKWARD_TILES = {16: [(16, 4), (16, 8)], 32: [(32, 4), (32, 8), (16, 4), (16, 8)], 64: [(64, 8), (64, 4), (64, 16)]}
+BACKWARD_TILES_64 = BACKWARD_TILES | {64: [(64, 8), (32, 8), (32, 4), (32, 2), (16, 4), (16, 2)]}
+TENSOR_CORES = (80, 86, 89, 90, 100, 120)  # that multiply tf32
 COMPUTES = ("float32", "float64")
 LAYOUTS = ("row", "rank")
+# In Triton's interpreter every program costs Python's time: few, and large.
+INTERPRETER = {16: (512, 16, 4, 1, 2), 64: (256, 64, 4, 1, 2)}
+
+Architecture = int | str
+Cost = Callable[[str, str, int], float]  # of an op in a compute type at a rank, by the entry that the table has now
 
 
-def spills(architecture, op: str, compute: str, rank: int, config: tuple, pick: slice) -> bool:
-    """Whether any of the kernels picked from those launched does, or cannot be compiled."""
-    name = compiled.name_of(architecture)
+def by_order(op: str, compute: str, rank: int) -> float:
+    """The cost where nothing is timed: all alike, and the first candidate is taken."""
+    return 0.0
+
+
+def by_time(op: str, compute: str, rank: int, *, device: str = "cuda", rows: int = 2**20, repeats: int = 20) -> float:
+    """Seconds of all that an entry serves, in both layouts, the least of some runs each."""
+    total = 0.0
     for layout in LAYOUTS:
-        configs_table.TABLE[op, name, compute, layout] = {rank: (*config, "ieee")}
+        call = compiled.prepare(op, compute, layout, rank, rows=max(8 * rows // rank, 64), device=device)
+        least = math.inf
+        for _ in range(repeats + 1):  # the first one compiles
+            start = time.perf_counter()
+            call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            least = min(least, time.perf_counter() - start)
+        total += least
+    return total
+
+
+def enter(architecture: Architecture, op: str, compute: str, rank: int, config: tuple) -> None:
+    for layout in LAYOUTS:
+        configs_table.TABLE[op, compiled.name_of(architecture), compute, layout] = {rank: config}
+
+
+def fits(architecture: Architecture, op: str, compute: str, rank: int, pick: slice = slice(None)) -> bool:
+    """Whether the table's entry compiles, of the kernels launched those picked, without spills."""
+    for layout in LAYOUTS:
         try:
             with quiet(), compiled.compiling(architecture) as found:
                 compiled.launch(op, compute, layout, rank)
             kernels = [compiled.resources(kernel) for kernel in found[pick]]
         except RuntimeError:  # of the compiler, or for want of shared memory
-            return True
+            return False
         if any(k.spills or k.shared > compiled.SHARED_LIMIT[architecture] for k in kernels):
-            return True
-    return False
+            return False
+    return True
 
 
 @contextlib.contextmanager
-def quiet():
+def quiet() -> Iterator[None]:
     """Without what a failing compiler prints."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -66,83 +100,122 @@ def quiet():
         os.close(nowhere)
 
 
-def first(candidates, fits):
-    return next((candidate for candidate in candidates if fits(candidate)), None)
+def cheapest(offers: Iterable[tuple[float, tuple]], cost: Cost) -> tuple[float, tuple] | None:
+    """Of (cost, config); where nothing is timed the first, and no others are made."""
+    if cost is by_order:
+        return next(iter(offers), None)
+    return min(offers, default=None)
 
 
-def choose(architecture) -> dict:
+def candidates(
+    architecture: Architecture, op: str, compute: str, rank: int, configs: Iterable[tuple], cost: Cost
+) -> Iterator[tuple[float, tuple]]:
+    """Those that fit, with their cost."""
+    for config in configs:
+        enter(architecture, op, compute, rank, config)
+        if fits(architecture, op, compute, rank):
+            yield cost(op, compute, rank), config
+
+
+def pairs(architecture: Architecture, rank: int, cost: Cost) -> Iterator[tuple[float, tuple[tuple, tuple]]]:
+    """Of the backward pass in float32 and in float64, with one BLOCK_S; the cost is that of float32."""
+    op = "log_prob_bwd"
+
+    def narrow(block_s: int) -> Iterator[tuple[float, tuple]]:
+        for tile in BACKWARD_TILES[rank]:
+            config = (block_s, *tile, 1, 0)
+            enter(architecture, op, "float32", rank, config)
+            if fits(architecture, op, "float32", rank, slice(0, 1)):  # without the launch in float64
+                yield cost(op, "float32", rank), config
+
+    def wide(block_s: int) -> Iterator[tuple[float, tuple]]:
+        for tile in BACKWARD_TILES_64[rank]:
+            config = (block_s, *tile, 1, 0)
+            enter(architecture, op, "float64", rank, config)
+            # The second one launches both.
+            if fits(architecture, op, "float64", rank) and fits(architecture, op, "float32", rank):
+                yield cost(op, "float64", rank), config
+
+    for block_s in BACKWARD_ROWS[rank]:
+        enter(architecture, op, "float64", rank, (block_s, 16, 8, 1, 0))  # a stand-in
+        of_float32 = cheapest(narrow(block_s), cost)
+        if of_float32 is None:
+            continue
+        enter(architecture, op, "float32", rank, of_float32[1])
+        of_float64 = cheapest(wide(block_s), cost)
+        if of_float64 is not None:
+            yield of_float32[0], (of_float32[1], of_float64[1])
+
+
+def choose(architecture: Architecture, cost: Cost = by_order) -> dict[tuple[str, str], dict[int, tuple]]:
     """(op, compute) -> rank -> config. A rank without one is left to tiles of the rank below."""
     table: dict = {}
-    for op, ranks in (("gram", GRAM), ("project_fold", PROJECT)):
-        for compute in COMPUTES:
-            for rank, candidates in ranks.items():
-                every = slice(None)
-                config = first(candidates, lambda c: not spills(architecture, op, compute, rank, c, every))  # noqa: B023
-                if config:
-                    table.setdefault((op, compute), {})[rank] = (*config, "ieee")
-    for rank, rows in BACKWARD.items():
-        for block_s in rows:
-
-            def config(tile):
-                return (block_s, *tile, 1, 0)  # noqa: B023
-
-            def fits(tile, compute, pick):
-                return not spills(architecture, "log_prob_bwd", compute, rank, config(tile), pick)  # noqa: B023
-
-            name = compiled.name_of(architecture)
-            for layout in LAYOUTS:  # a stand-in, for the other launch's blocks
-                configs_table.TABLE["log_prob_bwd", name, "float64", layout] = {rank: (block_s, 16, 8, 1, 0, "ieee")}
-            narrow = first(BACKWARD_TILES[rank], lambda t: fits(t, "float32", slice(0, 1)))
-            if narrow is None:
-                continue
-            wide = None
-            for tile in BACKWARD_TILES_64[rank]:
-                if not fits(tile, "float64", slice(None)):
-                    continue
-                if not fits(narrow, "float32", slice(None)):  # which launches both
-                    continue
-                wide = tile
-                break
-            if wide:
-                for compute, tile in (("float32", narrow), ("float64", wide)):
-                    table.setdefault(("log_prob_bwd", compute), {})[rank] = (*config(tile), "ieee")
-                break
+    singles = [
+        (op, compute, ranks) for op, ranks in (("gram", GRAM), ("project_fold", PROJECT)) for compute in COMPUTES
+    ]
+    if architecture in TENSOR_CORES:
+        ranks = [rank for rank in GRAM if rank > configs.TENSOR_CORES_ABOVE]
+        backward = {r: [(s, *tile, 1, 0) for s in BACKWARD_ROWS[r] for tile in BACKWARD_TILES[r]] for r in ranks}
+        singles += [("gram", "tf32x3", {r: GRAM[r] for r in ranks}), ("log_prob_bwd", "tf32x3", backward)]
+    for op, compute, ranks in singles:
+        for rank, possible in ranks.items():
+            found = cheapest(candidates(architecture, op, compute, rank, possible, cost), cost)
+            if found:
+                table.setdefault((op, compute), {})[rank] = found[1]
+    for rank in BACKWARD_ROWS:
+        pair = cheapest(pairs(architecture, rank, cost), cost)
+        if pair:
+            for compute, config in zip(COMPUTES, pair[1], strict=True):
+                table.setdefault(("log_prob_bwd", compute), {})[rank] = config
     return table
 
 
-HEADER = '''"""(op, architecture, compute type) -> rank -> (BLOCK_S, BLOCK_R, warps, stages, programs, input precision).
+TEXT = '''"""(op, architecture, compute type) -> rank -> (BLOCK_S, BLOCK_R, warps, stages, programs).
 
 A rank stands for all up to it from the one before; larger ranks are done in tiles of the last BLOCK_R. "any" serves
-the architectures that have no entry. Written by tests/gpu/choose.py, by what compiles without spills, not by timing.
+the architectures that have no entry. Written by tests/gpu/choose.py.
 """
 
-CHOICES = {
+TIMED: list[str] = {timed!r}  # architectures whose entries were timed on a GPU; the others compile without spills
+
+CHOICES = {{
+{lines}}}
+
+TABLE = {{(*key, layout): ranks for key, ranks in CHOICES.items() for layout in ("row", "rank")}}
 '''
-# In Triton's interpreter every program costs Python's time: few, and large.
-FOOTER = """    ("gram", "interpreter", "float32"): {16: (512, 16, 4, 1, 2, "ieee"), 64: (256, 64, 4, 1, 2, "ieee")},
-    ("gram", "interpreter", "float64"): {16: (512, 16, 4, 1, 2, "ieee"), 64: (256, 64, 4, 1, 2, "ieee")},
-    ("log_prob_bwd", "interpreter", "float32"): {16: (512, 16, 4, 1, 0, "ieee"), 64: (256, 64, 4, 1, 0, "ieee")},
-    ("log_prob_bwd", "interpreter", "float64"): {16: (512, 16, 4, 1, 0, "ieee"), 64: (256, 64, 4, 1, 0, "ieee")},
-    ("project_fold", "interpreter", "float32"): {16: (512, 16, 4, 1, 0, "ieee"), 64: (256, 64, 4, 1, 0, "ieee")},
-    ("project_fold", "interpreter", "float64"): {16: (512, 16, 4, 1, 0, "ieee"), 64: (256, 64, 4, 1, 0, "ieee")},
-}
-
-TABLE = {(*key, layout): ranks for key, ranks in CHOICES.items() for layout in ("row", "rank")}
-"""
 
 
-def main() -> None:
-    chosen = {}
-    for architecture in (*compiled.NVIDIA, *compiled.AMD):
-        name = compiled.name_of(architecture)
-        for (op, compute), ranks in choose(architecture).items():
-            chosen[op, name, compute] = ranks
-            print(op, name, compute, ranks, flush=True)
-    for (op, name, compute), ranks in list(chosen.items()):
-        if name == "sm_80":
-            chosen[op, "any", compute] = ranks
-    lines = [f"    {key!r}: {ranks!r},\n".replace("'", '"') for key, ranks in sorted(chosen.items())]
-    Path(configs_table.__file__).write_text(HEADER + "".join(lines) + FOOTER)
+def write(path: Path, choices: dict, timed: list[str]) -> None:
+    lines = "".join(f"    {key!r}: {ranks!r},\n" for key, ranks in sorted(choices.items()))
+    path.write_text(TEXT.format(lines=lines, timed=sorted(timed)).replace("'", '"'))
+
+
+def main(argv: list[str] | None = None, cost: Cost = by_time) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--time", action="store_true", help="by what is fastest on the GPU of this machine")
+    parser.add_argument("--output", type=Path, default=Path(configs_table.__file__))
+    options = parser.parse_args(argv)
+    if options.time:
+        if not torch.cuda.is_available():
+            parser.error("--time needs a GPU, and torch finds none here")
+        name = configs.architecture(torch.device("cuda"))
+        architectures = [a for a in (*compiled.NVIDIA, *compiled.AMD) if compiled.name_of(a) == name]
+        if not architectures:
+            parser.error(f"{name} is not among {compiled.NVIDIA} and {compiled.AMD}")
+        choices, timed = dict(configs_table.CHOICES), sorted({*configs_table.TIMED, name})
+    else:
+        architectures, timed, cost = [*compiled.NVIDIA, *compiled.AMD], [], by_order
+        choices = {
+            (op, "interpreter", c): INTERPRETER for op in ("gram", "log_prob_bwd", "project_fold") for c in COMPUTES
+        }
+    for architecture in architectures:
+        for (op, compute), ranks in choose(architecture, cost).items():
+            choices[op, compiled.name_of(architecture), compute] = ranks
+            print(op, architecture, compute, ranks, flush=True)
+    for (op, name, compute), ranks in list(choices.items()):
+        if name == "sm_80" and compute != "tf32x3":
+            choices[op, "any", compute] = ranks
+    write(options.output, choices, timed)
 
 
 if __name__ == "__main__":

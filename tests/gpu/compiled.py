@@ -7,7 +7,7 @@ import itertools
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ import lrd_kernels.triton
 from lrd_kernels import testing
 from lrd_kernels.triton import configs
 from lrd_kernels.triton.configs_table import TABLE
-from lrd_kernels.triton.gram import launch_gram_fwd
+from lrd_kernels.triton.gram import launch_gram_fwd, one_tile
 
 NVIDIA = (75, 80, 86, 89, 90, 100, 120)
 AMD = ("gfx90a", "gfx942")
@@ -140,26 +140,51 @@ def matrix(architecture: int | str) -> Iterator[tuple[tuple[str, str, str, int],
 
 
 def launch(op: str, compute: str, layout: str, rank: int, dtype: torch.dtype | None = None) -> None:
-    """Calls the op's launcher with everything it can be given, at one rank."""
-    dtype = dtype or getattr(torch, compute)
-    S = 70
-    inputs = testing.make_inputs((2,), S, rank, dtype=dtype, layout=layout)
-    mask = torch.ones(2, S, dtype=torch.bool)
-    arguments = (inputs.cov_factor, inputs.cov_diag, inputs.value[:, None], inputs.loc[:, None], mask, 0.01)
+    """Calls what an entry of the table serves with everything it can be given, at one rank."""
+    prepare(op, compute, layout, rank, dtype)()
+
+
+def prepare(
+    op: str,
+    compute: str,
+    layout: str,
+    rank: int,
+    dtype: torch.dtype | None = None,
+    rows: int = 70,
+    device: str = "cpu",
+) -> Callable[[], None]:
+    """Inputs, and a call of the launchers with them."""
+    dtype = dtype or (torch.float64 if compute == "float64" else torch.float32)
+    inputs = testing.make_inputs((2,), rows, rank, dtype=dtype, layout=layout)
+    inputs = type(inputs)(*(t.to(device) for t in inputs))
+    with torch.device(device):
+        mask = torch.ones(2, rows, dtype=torch.bool)
+        chol_inv, summary = torch.zeros(2, rank, rank).double(), torch.ones(2, 2).double()
+        z, info, grad = torch.zeros(2, 1, rank).double(), torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 1)
+        basis, again = torch.zeros(2, rank + 1, rank).double(), torch.ones(2, dtype=torch.int32)
+    factor, value = inputs.cov_factor, inputs.value[:, None]
+    arguments = (factor, inputs.cov_diag, value, inputs.loc[:, None], mask, 0.01)
+    narrow = [t.float() if t.is_floating_point() else t for t in arguments[:5]]
+    stack = (factor[:, None], value, 0.5, 0.5, True)
     ops = lrd_kernels.triton.OPS
-    if op == "gram":
-        precision = 2 if compute == "float32" else 1
-        if precision == 1:  # and as the second launch of float32 inputs
-            narrow = [t.float() if t is not None and t.is_floating_point() else t for t in arguments[:5]]
-            launch_gram_fwd(*narrow, arguments[5], wide=True, again=torch.ones(2, dtype=torch.int32))
-        ops["gram_fwd"](*arguments, precision)
-        ops["joint_gram_fwd"](inputs.cov_factor[:, None, :, 1:], inputs.value[:, None], 0.5, 0.5, True, precision)
-    elif op == "log_prob_bwd":
-        state = (torch.zeros(2, rank, rank).double(), torch.ones(2, 2).double(), torch.zeros(2, 1, rank).double())
-        info, grad = torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 1)
-        needs = (True, True, True, False)
-        ops["log_prob_bwd"](*arguments, 0 if compute == "float32" else 1, *state, info, grad, -0.5, -0.5, *needs)
-    else:
-        basis = torch.zeros(2, rank + 1, rank).double()
-        stack = (inputs.cov_factor[:, None], inputs.value[:, None], 0.5, 0.5, True)
+    precision = {"float32": 0, "float64": 1, "tf32x3": 2}[compute]
+
+    def gram() -> None:
+        if compute == "float64":  # and as the second launch of float32 inputs
+            launch_gram_fwd(*narrow, 0.01, compute=compute, again=again)
+        launch_gram_fwd(*arguments, compute=compute)
+        if compute == "float32" and one_tile(factor):
+            launch_gram_fwd(*arguments, compute=compute, want_gram=False, again=again, fit=z)
+        # A joint Gram matrix is made in float64, or with precision "float32" on tensor cores where the table has them.
+        on_cores = configs.choose("gram", factor, rank, "tf32x3").input_precision == "tf32x3"
+        if compute != "float32" or not on_cores:
+            ops["joint_gram_fwd"](factor[:, None, :, 1:], *stack[1:], precision or 2)
+
+    def log_prob_bwd() -> None:
+        state = (chol_inv, summary, z, info, grad)
+        ops["log_prob_bwd"](*arguments, precision, *state, -0.5, -0.5, True, True, True, False)
+
+    def project_fold() -> None:
         ops["project_fold_fwd"](*stack, inputs.cov_diag, basis, True, layout == "rank")
+
+    return {"gram": gram, "log_prob_bwd": log_prob_bwd, "project_fold": project_fold}[op]

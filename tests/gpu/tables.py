@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
+import accuracy
 import compiled
 import torch
 import traffic
 import triton
+
+from lrd_kernels import testing
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "gpu_tables.md"
 RANKS = (8, 16, 32, 64, 128)
@@ -29,7 +32,7 @@ def resources() -> list[str]:
             cells.setdefault(key, {})[architecture] = "{} / {} / {}".format(*numbers)
         print(architecture, len(worst), "kernels", flush=True)
     for (kernel, compute, rank), by in sorted(cells.items()):
-        row = (by.get(a, "in tiles") for a in (*compiled.NVIDIA, *compiled.AMD))
+        row = (by.get(a, "-") for a in (*compiled.NVIDIA, *compiled.AMD))
         lines.append(f"| {kernel} | {compute} | {rank} | " + " | ".join(row) + " |")
     return lines
 
@@ -47,6 +50,24 @@ def moved() -> list[str]:
                 f" | {t.excess_forward:.2f} | {t.excess_backward:.2f} |"
             )
             print(lines[-1], flush=True)
+    return lines
+
+
+def errors() -> list[str]:
+    lines = [
+        '| inputs | rank | "auto" on the CPU | "auto" from the PTX | "float32" from the PTX |',
+        "|---|---|---|---|---|",
+    ]
+    for family, hardness, R in accuracy.CASES:
+        inputs = testing.hard_inputs(family, hardness, accuracy.ROWS, R)
+        found = (
+            accuracy.on_cpu(inputs, "auto"),
+            accuracy.emulated(inputs, "auto"),
+            accuracy.emulated(inputs, "float32"),
+        )
+        row = ("{:.0e} / {:.0e}".format(*pair) for pair in found)
+        lines.append(f"| {family} {hardness:.0e} | {R} | " + " | ".join(row) + " |")
+        print(lines[-1], flush=True)
     return lines
 
 
@@ -74,7 +95,8 @@ Written by `make gpu-check` on {date}, without a GPU: torch {torch}, triton {tri
 ## Registers, spilled bytes, shared memory
 
 Of each kernel, for every architecture (NVIDIA by compute capability times ten, AMD by name): registers of a thread /
-bytes spilled / bytes of shared memory, the most over both layouts, with a value, a mean, a mask and the fused diagonal.
+bytes spilled / bytes of shared memory, the most over both layouts, with a value, a mean, a mask and the fused diagonal;
+"-" where the table has no such entry, and another compute type or smaller tiles serve.
 
 {resources}
 
@@ -87,6 +109,16 @@ less where several threads want the same number. The table is one of what instru
 {moved}
 
 Above a rank of 64 a product is done in tiles, and P is read for each: mostly from the second-level cache.
+
+## Errors
+
+On the PTX for sm_80, float32 inputs of {accuracy_rows} rows, against extended precision: log p / the worst of its
+gradients, each as a share of its largest entry. The inputs are those of `lrd_kernels.testing.hard_inputs`: a typical
+Gaussian ("diagonal 1"), a tiny diagonal, near-dependent columns, five outputs of tiny variance. From rank 17 on,
+precision "float32" multiplies on tensor cores, three tf32 products for one of float32, whose sums the emulator rounds
+to nearest and a GPU may truncate.
+
+{errors}
 
 ## The time that this implies
 
@@ -109,6 +141,8 @@ def main() -> None:
         rows=ROWS,
         resources="\n".join(resources()),
         moved="\n".join(moved()),
+        accuracy_rows=accuracy.ROWS,
+        errors="\n".join(errors()),
         bounds="\n".join(bounds()),
         paper="\n".join(beside_paper()),
     )

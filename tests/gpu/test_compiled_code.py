@@ -152,6 +152,25 @@ def test_items_that_float32_does_not_serve_are_done_again():
         assert relative_error(grad.double(), right) <= 1e-5
 
 
+def test_values_far_along_the_factor_take_a_pass_over_residuals():
+    """M cancels, the capacitance is fine: float32 launches alone read P, and only of that item a second time."""
+    factor, diag, value, loc, _, _ = arguments(90, 4, 2, 2, torch.float32, "rank", False)
+    value, loc = value.clone(), loc.clone()
+    value[0] = loc[0]
+    value[1] = loc[1] + 1e4 * factor[1].sum(-1) + torch.linspace(-1, 1, 90)
+    inputs = (factor, diag, value, loc, None, None)
+    with emulated_gpu(80, race=True, stats=True) as gpu:
+        result, *state = OPS["log_prob_fwd"](*inputs, 0, None, None, -0.5, -0.5, 0.0)
+        grads = OPS["log_prob_bwd"](*inputs, 0, *state, torch.ones_like(result), -0.5, -0.5, *NEEDS)
+    _, wide, *residual = [x for x in gpu.launches if x.name == "_gram_fwd_kernel"]
+    assert wide.buffer("factor").bytes_read == 0
+    assert [x.buffer("factor").bytes_read for x in residual] == [factor[1].nbytes] * 2  # once for each value
+    exact = wanted(*inputs)
+    assert relative_error(result.double(), exact[0].reshape(result.shape)) <= 2e-7
+    for grad, right in zip(grads, exact[1:], strict=True):
+        assert relative_error(grad.double(), right) <= 1e-5
+
+
 MUTATIONS = {
     "a mask left out": ("gram", "projected, mask=left < R)", "projected)"),
     "rows one too far": ("gram", "mask_s, rows < end,", "mask_s, rows < end + 1,"),

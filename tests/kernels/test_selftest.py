@@ -1,6 +1,9 @@
 """The self-test for other people's machines, on this one's CPU."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -15,6 +18,18 @@ def test_passes_and_writes_its_file(tmp_path, capsys):
     assert len(document["accuracy"]) == 32
     assert document["deterministic"]
     assert "WRONG" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_passes_in_the_interpreter_of_triton(tmp_path):
+    pytest.importorskip("triton")
+    output = tmp_path / "selftest.json"
+    command = [sys.executable, "-m", "lrd_kernels.selftest", "--device", "cpu", "--backend", "triton"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    subprocess.run([*command, "--repeats", "0", "--output", output], check=True, env=environment)
+    document = json.loads(output.read_text())
+    assert document["backend"] == "triton"
+    assert all(row["ok"] for row in document["accuracy"])
 
 
 def test_notices_a_wrong_backend(tmp_path, monkeypatch, capsys):

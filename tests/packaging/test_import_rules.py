@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "triton.gram": {"triton.common", "triton.configs"},
     "triton.joint_gram": {"triton.common", "triton.configs", "triton.stack"},
     "triton.log_prob_bwd": {"triton.common", "triton.configs"},
-    "triton.log_prob_fwd": {"triton.capacitance", "triton.gram"},
+    "triton.log_prob_fwd": {"triton.capacitance", "triton.common", "triton.configs", "triton.gram"},
     "triton.project_fold": {"triton.common", "triton.configs", "triton.joint_gram", "triton.stack"},
     "triton.stack": set(),
 }
