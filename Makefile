@@ -6,7 +6,7 @@ NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name
 
 TESTING := CMAKE_ARGS=-DLRD_TESTING=ON
 
-.PHONY: help build demo test test-slow gpu-check bench wheel lint stress sanitize clean
+.PHONY: help build demo test test-slow gpu-check bench bench-quick wheel lint stress sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -35,10 +35,14 @@ test-slow: build ## the slow tests
 gpu-check: build ## compiles the GPU kernels for every architecture, counts their traffic; rewrites docs/gpu_tables.md
 	$(BIN)/python tests/gpu/tables.py
 
-bench: build ## times of every function, then of log_prob beside its peers; JSON in reports/benchmarks
+bench: build ## times of every function, log_prob beside its peers, memory/time curves; reports/benchmarks
 	$(BIN)/pytest benchmarks -o addopts="-p no:cacheprovider" \
 	  --benchmark-only --benchmark-columns=min,median,iqr,rounds
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.scaling
+
+bench-quick: build ## a few points of the memory/time curves beside torch's class, under three minutes
+	$(BIN)/python -m benchmarks.scaling --quick --restart
 
 wheel: $(STAMP) ## one wheel in dist/ for every later torch and Python
 	rm -rf dist build/lib* build/wheel && $(BIN)/python -m build --wheel --no-isolation -o build/wheel

@@ -65,8 +65,8 @@ QUICK_CASES = CASES[:2]
 class Prepared(NamedTuple):
     """A contestant with its inputs in place and all that it compiles compiled. The calls take no arguments."""
 
-    forward: Callable[[], Any]  # log p [B]
-    forward_backward: Callable[[], Any]  # log p [B], and the gradients of its sum: [B, S], [B, S, R], [B, S]
+    forward: Callable[[], Any] | None  # log p [B]
+    forward_backward: Callable[[], Any] | None  # log p [B], and the gradients of its sum: [B, S], [B, S, R], [B, S]
     tensors: Callable[[Any], tuple[Tensor, ...]]  # the result of `forward_backward` as torch tensors
 
 

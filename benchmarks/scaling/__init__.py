@@ -1,0 +1,1 @@
+"""Memory and time of a log-likelihood against the number of variables: `python -m benchmarks.scaling`."""

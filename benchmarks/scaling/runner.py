@@ -1,0 +1,145 @@
+"""Runs the points of the curves, each in a process of its own, and keeps what it has after every one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.registry import DIRECTIONS
+from benchmarks.scaling import methods
+from benchmarks.scaling.methods import Curve
+
+SCHEMA = 1
+# What a document depends on beside the machine and the sources. More sizes, methods or ranks may be added to one.
+SETTINGS = ("device", "seconds", "point_seconds", "memory")
+SAME_MACHINE = ("cpu", "usable_cores", "threads", "instruction_set", "versions", "allocator", "environment", "commit")
+TOLERANCE = 1e-3  # of a log-likelihood in float32, beside that of the first method
+PROCESS_SECONDS = 4.0  # of a process that does nothing
+CALLS = 8  # of a point, at the least
+GIB = 1 << 30
+
+
+class AnotherRun(Exception):
+    """The document that is there was made with other settings, on another machine or from other sources."""
+
+
+def begin(path: Path, settings: dict, restart: bool) -> dict:
+    """The document to go on with, or a new one."""
+    document = {"schema": SCHEMA, "machine": machine.facts(), "settings": settings, "points": []}
+    if restart or not path.exists():
+        return document
+    earlier = json.loads(path.read_text())
+    for name in SETTINGS:
+        if earlier.get("settings", {}).get(name) != settings[name]:
+            raise AnotherRun(f"{path} was made with another {name}")
+    for name in SAME_MACHINE:
+        if earlier["machine"].get(name) != json.loads(json.dumps(document["machine"][name])):
+            raise AnotherRun(f"{path} was made with another {name}")
+    return earlier
+
+
+def run(
+    document: dict,
+    curves: Sequence[Curve],
+    sizes: Sequence[int],
+    options: argparse.Namespace,
+    progress_of: Callable[[Sequence[float]], object],
+) -> None:
+    """All points that are not there yet, smaller ones first, and at one size one method after another."""
+    done = {(point["curve"], point["variables"]) for point in document["points"]}
+    ended = {p["curve"] for p in document["points"] if p["status"] != "ok"}
+    curves = sorted(curves, key=lambda c: (c.rank or 0, c.layout))
+    waiting = [(c, S) for S in sizes for c in curves if (c.name, S) not in done and c.name not in ended]
+    progress = progress_of([guess_seconds(c, S, options) for c, S in waiting])
+    for curve, S in waiting:
+        if curve.name not in ended:
+            progress.tell(f"{curve.name}, {S} variables")
+            point = {"curve": curve.name, **curve._asdict(), "variables": S, **measure(curve, S, document, options)}
+            document["points"].append(point)
+            if point["status"] != "ok":
+                ended.add(curve.name)
+                print(f"  {curve.name} ends before {S} variables: {point['reason']}", file=sys.stderr)
+            machine.write_json(options.output, document)
+        progress.finish_unit()
+
+
+def measure(curve: Curve, S: int, document: dict, options: argparse.Namespace) -> dict:
+    """The record of one point, or why there is none."""
+    if reason := methods.unavailable(curve.method):
+        return {"status": "skipped", "reason": reason}
+    if reason := over_budget(curve, S, document, options):
+        return {"status": "budget", "reason": reason}
+    command = [sys.executable, "-m", "benchmarks.scaling.point", curve.name, S, options.device, options.seconds]
+    try:
+        done = subprocess.run(
+            [*map(str, command)],
+            cwd=machine.ROOT,
+            capture_output=True,
+            text=True,
+            timeout=options.point_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"status": "budget", "reason": f"took more than {options.point_seconds:.0f} s"}
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
+        status = "budget" if "out of memory" in last[0] or done.returncode == -9 else "failed"
+        return {"status": status, "reason": last[0][:500]}
+    record = json.loads(done.stdout.splitlines()[-1])
+    if reason := disagreement(curve, S, record["log_prob"], document):
+        return {"status": "disagrees", "reason": reason, **record}
+    return {"status": "ok", **record}
+
+
+def over_budget(curve: Curve, S: int, document: dict, options: argparse.Namespace) -> str | None:
+    """Why a point is not tried: by its parameters alone, or by what the curve's last point took, grown as they grow."""
+    limit = options.memory * GIB
+    least = 4 * curve.parameters(S)
+    last = max(points_of(document, curve), key=lambda p: p["variables"], default=None)
+    growth = curve.parameters(S) / curve.parameters(last["variables"]) if last else 1.0
+    most = max(total_bytes(last, directions(last)[-1]) * growth if last else 0.0, least)
+    if most > limit:
+        return f"needs about {most / GIB:.0f} GiB of memory; the budget is {options.memory:.0f}"
+    if last:
+        seconds = CALLS * last[directions(last)[-1]]["min"] * growth
+        if seconds > options.point_seconds:
+            return f"would take about {seconds:.0f} s; the budget is {options.point_seconds:.0f}"
+    return None
+
+
+def disagreement(curve: Curve, S: int, log_prob: float, document: dict) -> str | None:
+    """Beside the first method that had the same parameters."""
+    if curve.rank is None:
+        return None
+    for point in document["points"]:
+        if point["status"] == "ok" and (point["rank"], point["layout"], point["variables"]) == (*curve[1:], S):
+            off = abs(log_prob - point["log_prob"]) / max(abs(point["log_prob"]), 1.0)
+            if not off <= TOLERANCE:
+                return f"log p is {log_prob:.7g}, that of {point['method']} {point['log_prob']:.7g}"
+            return None
+    return None
+
+
+def points_of(document: dict, curve: Curve) -> Iterator[dict]:
+    return (p for p in document["points"] if p["curve"] == curve.name and p["status"] == "ok")
+
+
+def directions(point: dict) -> list[str]:
+    """Those that were measured; a pipeline has one of them."""
+    return [direction for direction in DIRECTIONS if direction in point]
+
+
+def total_bytes(point: dict, direction: str) -> float:
+    """Parameters and working memory."""
+    return point["parameter_bytes"] + point[direction]["working_bytes"]
+
+
+def guess_seconds(curve: Curve, S: int, options: argparse.Namespace) -> float:
+    """A process, and as long again as its parameters take to make and to pass over."""
+    guess = PROCESS_SECONDS + 2 * options.seconds + 4 * curve.parameters(S) / 2e7
+    return min(guess * (4 if curve.method == "compile" else 1), options.point_seconds)
