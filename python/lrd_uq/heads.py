@@ -108,12 +108,18 @@ class MeanHead(nn.Module):
     def diag(self, output: Output) -> Tensor:
         return torch.ones_like(output.mean)
 
+    def low_rank_variance(self, output: Output) -> Tensor:
+        """Diagonal of `P P^T`: [B, S]."""
+        if output.factor is None:
+            return torch.zeros_like(output.mean)
+        squares = output.factor.square().sum(-1)
+        return squares * self.diag(output) if self.is_scaled else squares
+
     def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """Negative log-density of `target` [B, S] per existing output: [B]. A bad item is NaN, with zero gradients."""
-        squares = (target - output.mean).square()
-        squares = squares if mask is None else torch.where(mask, squares, 0)
-        count = squares.shape[-1] if mask is None else mask.sum(-1).clamp(min=1)
-        return 0.5 * squares.sum(-1) / count + 0.5 * math.log(2 * math.pi)
+        residual = existing(target - output.mean, mask)
+        count = residual.shape[-1] if mask is None else mask.sum(-1).clamp(min=1)
+        return 0.5 * residual.square().sum(-1) / count + 0.5 * math.log(2 * math.pi)
 
 
 class DiagonalHead(MeanHead):
@@ -219,13 +225,21 @@ class LowRankHead(DiagonalHead):
         diag = self.diag(output)
         if mask is not None:
             diag = torch.where(mask, diag, 1)
-        residual = (target - output.mean) * diag.rsqrt()
+        residual = existing(target - output.mean, mask) * diag.rsqrt()
         ones = torch.ones_like(diag)
         white = lrd.log_prob(residual, torch.zeros_like(ones), output.factor, ones, mask=mask, on_failure="nan")
         count = diag.shape[-1] if mask is None else mask.sum(-1).clamp(min=1)
         return (0.5 * diag.log().sum(-1) - white) / count
 
 
+def existing(values: Tensor, mask: Tensor | None) -> Tensor:
+    """`values` [B, S] with 0 for outputs that do not exist, whose own values may be anything, NaN included.
+
+    To be called before anything is squared: the gradient of a square at NaN is NaN, whatever comes after.
+    """
+    return values if mask is None else torch.where(mask, values, 0)
+
+
 def _for_each(weight: Tensor, features: Tensor) -> Tensor:
-    """Weights for every item of a batch, as a view. (A plain `matmul` of 2 and 3 dimensions transposes the features.)"""
+    """Weights for every item of a batch, as a view: a plain `matmul` of 2 and 3 dimensions transposes the features."""
     return weight.expand(len(features), *weight.shape)

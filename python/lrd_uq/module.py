@@ -12,7 +12,7 @@ from lrd_uq.bayes.base import Method
 from lrd_uq.data.batch import Batch
 from lrd_uq.extra import lightning as L
 from lrd_uq.extra import torchmetrics
-from lrd_uq.heads import Gaussian, MeanHead, Output
+from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output
 from lrd_uq.nets import GaussianNet
 from lrd_uq.objectives import Losses, Objective
 
@@ -67,7 +67,7 @@ class JointUncertainty(L.pytorch.LightningModule):
         for head in self.heads:
             if rank is not None:
                 head.rank_in_use = min(rank, head.rank)
-            if eps is not None and hasattr(head, "eps"):
+            if eps is not None and isinstance(head, DiagonalHead):
                 head.eps = eps
         if alpha is not None:
             self.objective.alpha = alpha

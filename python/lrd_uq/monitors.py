@@ -10,6 +10,7 @@ from torch import Tensor
 
 import lrd_kernels as lrd
 from lrd_uq.extra import lightning as L
+from lrd_uq.heads import DiagonalHead
 from lrd_uq.module import JointUncertainty, Step
 
 AT_FLOOR = 1.01  # a variance counts as at the floor up to this multiple of it
@@ -54,7 +55,7 @@ class CovarianceMonitor(L.pytorch.Callback):
         self, trainer: L.pytorch.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, JointUncertainty)
-        if pl_module.latest is None or pl_module.latest.output.raw_diag is None:
+        if pl_module.latest is None or not isinstance(pl_module.latest.head, DiagonalHead):
             return
         if trainer.global_step % self.every:
             return
@@ -93,13 +94,14 @@ class CovarianceMonitor(L.pytorch.Callback):
 @torch.no_grad()
 def health(step: Step) -> dict[str, Tensor]:
     """Scalars of a step: the worst of the batch for condition numbers and singular values, means for the others."""
+    assert isinstance(step.head, DiagonalHead)
     gaussian = step.head.gaussian(step.output, step.mask)
     distribution = gaussian.distribution()
     factor, diag = distribution.cov_factor, distribution.cov_diag
     exists = torch.ones_like(diag, dtype=torch.bool) if step.mask is None else step.mask
     trace = factor.square().sum((-2, -1))  # [B]; outputs that do not exist have none
     residual = torch.where(exists, step.target - gaussian.mean, 0).square().sum(-1)
-    at_floor = (diag <= AT_FLOOR * getattr(step.head, "eps", 0.0)) & exists
+    at_floor = (diag <= AT_FLOOR * step.head.eps) & exists
     found = {
         "share_at_floor": at_floor.sum() / exists.sum().clamp(min=1),
         "low_rank_trace": trace.mean(),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lrd_uq.heads import MeanHead, Output
+from lrd_uq.heads import MeanHead, Output, existing
 
 
 class Losses(NamedTuple):
@@ -38,24 +38,18 @@ class Objective:
 
     def __call__(self, head: MeanHead, output: Output, target: Tensor, mask: Tensor | None = None) -> Losses:
         """Of `target` [B, S]; `mask` [B, S] is True where an output exists."""
-        squares = (target - output.mean).square()
-        identity = 0.5 * mean_over_outputs(squares, mask).mean() + 0.5 * math.log(2 * math.pi)
+        residual = existing(target - output.mean, mask)
+        identity = 0.5 * mean_over_outputs(residual.square(), mask).mean() + 0.5 * math.log(2 * math.pi)
         if output.raw_diag is None:
             return Losses(identity, identity, identity, torch.zeros_like(identity))
         low_rank = head.nll(output, target, mask).mean()
-        penalty = factor_energy(output, mask).mean() if output.factor is not None else torch.zeros_like(identity)
+        penalty = mean_over_outputs(head.low_rank_variance(output), mask).mean()
         total = identity + self.alpha * low_rank + self.factor_penalty * penalty
         return Losses(total, identity, low_rank, penalty)
-
-
-def factor_energy(output: Output, mask: Tensor | None) -> Tensor:
-    """Mean over outputs of the sum over columns of the squared factor (of F, where it is scaled): [B]."""
-    assert output.factor is not None
-    return mean_over_outputs(output.factor.square().sum(-1), mask)
 
 
 def mean_over_outputs(values: Tensor, mask: Tensor | None) -> Tensor:
     """[B, S] -> [B], over the outputs that exist."""
     if mask is None:
         return values.mean(-1)
-    return torch.where(mask, values, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+    return existing(values, mask).sum(-1) / mask.sum(-1).clamp(min=1)

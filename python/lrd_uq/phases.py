@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lrd_uq.extra import lightning as L
+from lrd_uq.heads import DiagonalHead
 from lrd_uq.module import JointUncertainty
 
 
@@ -48,8 +49,9 @@ class Phases(L.pytorch.Callback):
         assert isinstance(pl_module, JointUncertainty)
         if self._own is None:
             head = pl_module.heads[0]
-            own = Phase(0, head.rank, pl_module.objective.alpha, getattr(head, "eps", None), True)
-            self._own = own
+            self._own = Phase(
+                0, head.rank, pl_module.objective.alpha, head.eps if isinstance(head, DiagonalHead) else None, True
+            )
         total = trainer.estimated_stepping_batches
         starts = [self._first_step(phase, total) for phase in self.phases]
         if starts != sorted(set(starts)):

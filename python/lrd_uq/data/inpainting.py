@@ -48,6 +48,8 @@ class DigitInpainting(L.pytorch.LightningDataModule):
         seed: of the split and of the order of training.
     """
 
+    side = SIDE  # of the pictures
+
     def __init__(
         self,
         folder: str | None = None,
@@ -96,6 +98,11 @@ class DigitInpainting(L.pytorch.LightningDataModule):
         hidden[:, :, self.visible[0] : self.visible[1]] = False
         return Batch(torch.cat([torch.where(hidden, 0, target), (~hidden).float()], 1), target, hidden)
 
+    @staticmethod
+    def visible_part(target: Tensor, mask: Tensor) -> Tensor:
+        """A picture [28, 28] with NaN for what the network does not see, to be drawn."""
+        return torch.where(mask, torch.nan, target)
+
     def part(self, name: str) -> Batch:
         """All items of "train", "val" or "test"."""
         self.setup()
@@ -105,7 +112,8 @@ class DigitInpainting(L.pytorch.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         self.setup()
         assert self._parts is not None
-        order = StepOrder(self.sizes[0], self.batch_size, self.steps_per_epoch, self.seed)
+        shares = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        order = StepOrder(self.sizes[0], self.batch_size, self.steps_per_epoch, self.seed, *shares)
         return DataLoader(self._parts[0], batch_sampler=order, collate_fn=_as_it_is)
 
     def val_dataloader(self) -> DataLoader:
@@ -120,6 +128,6 @@ class DigitInpainting(L.pytorch.LightningDataModule):
         return DataLoader(self._parts[part], batch_size=200, collate_fn=_as_it_is)
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _as_it_is(batch: Any) -> Any:
     """`Items` gives whole batches already."""
     return batch

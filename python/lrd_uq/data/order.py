@@ -20,12 +20,16 @@ class StepOrder(Sampler[list[int]]):
         items: how many there are.
         batch: items of a batch, no more than there are.
         steps: batches of an epoch; None for as many whole ones as the data has.
+        process, processes: of distributed training, where each takes its share of every batch.
     """
 
-    def __init__(self, items: int, batch: int, steps: int | None, seed: int) -> None:
-        if not 1 <= batch <= items:
-            raise ValueError(f"batch must be from 1 to the number of training items, {items}; got {batch}")
+    def __init__(
+        self, items: int, batch: int, steps: int | None, seed: int, process: int = 0, processes: int = 1
+    ) -> None:
+        if not processes <= batch <= items:
+            raise ValueError(f"batch must be from {processes} to the number of training items, {items}; got {batch}")
         self.items, self.batch, self.seed = items, batch, seed
+        self.process, self.processes = process, processes
         self.steps = items // batch if steps is None else steps
         self.epoch = 0
 
@@ -40,7 +44,8 @@ class StepOrder(Sampler[list[int]]):
         whole = self.items // self.batch  # batches of a permutation; its rest waits for the next one
         for step in range(self.epoch * self.steps, (self.epoch + 1) * self.steps):
             walk, place = divmod(step, whole)
-            yield self._permutation(walk)[place * self.batch : (place + 1) * self.batch]
+            batch = self._permutation(walk)[place * self.batch : (place + 1) * self.batch]
+            yield batch[self.process :: self.processes]
 
     def _permutation(self, walk: int) -> list[int]:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + walk) % 2**63)
