@@ -109,10 +109,11 @@ def write(
         "",
         "![Input, truth, prediction, variances and modes](panel.png)",
         "",
-        "Orange: hidden from the network. The first row of each digit has the modes of the joint covariance, the second"
+        "Orange: hidden from the network; white in the other pictures: seen, so not predicted."
+        " The first row of each digit has the modes of the joint covariance, the second"
         " those of its aleatoric part (what every draw of the network is unsure of), the third of its epistemic part"
-        " (what the draws differ in). Each mode is one standard deviation along it, red more ink and blue less or the"
-        " reverse, and its title is its share of that part's variance.",
+        " (what the draws differ in). Along a mode, red pixels gain ink while blue ones lose it, or the reverse;"
+        " each has colours of its own scale, and its share of that part's variance above it.",
         "",
         "![Training curves](curves.png)",
         "",

@@ -44,7 +44,8 @@ def first_item(joint: lrd.JointNormal) -> lrd.JointNormal:
 
 def panel(path: Path, subjects: Sequence[Subject]) -> None:
     """For each subject three rows: input, truth, prediction, then the joint's modes; total, diagonal and low-rank
-    variance, then the aleatoric modes; and the epistemic ones. Modes are one standard deviation along each."""
+    variance, then the aleatoric modes; and the epistemic ones. Each mode has a scale of its own, and its share of the
+    variance as its title."""
     figure = _figure(1.15 * (3 + MODES) + 0.5, 3.75 * len(subjects) + 0.4)
     grid = figure.subplots(3 * len(subjects), 3 + MODES, squeeze=False)
     for axes in grid.flat:
@@ -85,18 +86,18 @@ def _draw_subject(figure: Figure, rows: Sequence[Sequence[Axes]], subject: Subje
 
 def _draw_modes(tiles: Sequence[Axes], name: str, part: lrd.LowRankMultivariateNormal, mask: Tensor) -> None:
     modes = part.modes(min(MODES, part.cov_factor.shape[-1]))
-    columns = modes.vectors * modes.singular_values[None]  # [S, k]
-    limit = max(columns.abs().max().item(), 1e-6) if columns.numel() else 1.0
+    columns = modes.vectors  # [S, k]
     for number, axes in enumerate(tiles):
         if number >= columns.shape[-1]:
             axes.set_axis_off()
             continue
         column = columns[:, number]
         column = -column if column.sum() < 0 else column  # signs are free: the heavier side is red
+        limit = max(column.abs().max().item(), 1e-6)
         axes.imshow(_shown(column, mask), cmap="RdBu_r", vmin=-limit, vmax=limit)
         share = (modes.singular_values[number].square() / part.variance[mask.flatten()].sum()).item()
         axes.set_title(f"{share:.0%}", fontsize=8)
-    tiles[0].set_title(f"{name} modes: {tiles[0].get_title()}", fontsize=9, loc="left")
+    tiles[0].set_ylabel(name, fontsize=9)
 
 
 def _shown(values: Tensor, mask: Tensor) -> np.ndarray:
