@@ -39,6 +39,7 @@ class VariationalLayer(nn.Module):
         self.raw_std = nn.Parameter(torch.empty_like(self.mean))
         self.noise = "activations"  # in training mode; in evaluation mode there is none, unless it is "weights"
         self.reset_parameters()
+        self.train(layer.training)
 
     def reset_parameters(self) -> None:
         """Of the deviations; the layer has its own for the means."""
