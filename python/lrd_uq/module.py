@@ -139,6 +139,7 @@ class JointUncertainty(L.pytorch.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate, weight_decay=self.weight_decay)
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, steps, pct_start=self.warmup)
+        steps = max(int(self.trainer.estimated_stepping_batches), 3)
+        warmup = max(self.warmup, 2 / steps)  # torch divides by the steps of each half less one
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, steps, pct_start=warmup)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

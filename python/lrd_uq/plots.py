@@ -96,7 +96,7 @@ def _draw_modes(tiles: Sequence[Axes], name: str, part: lrd.LowRankMultivariateN
         limit = max(column.abs().max().item(), 1e-6)
         axes.imshow(_shown(column, mask), cmap="RdBu_r", vmin=-limit, vmax=limit)
         share = (modes.singular_values[number].square() / part.variance[mask.flatten()].sum()).item()
-        axes.set_title(f"{share:.0%}", fontsize=8)
+        axes.set_title(f"{share:.0%}" if share >= 0.005 else "< 1%", fontsize=8)
     tiles[0].set_ylabel(name, fontsize=9)
 
 
@@ -113,9 +113,9 @@ def curves(path: Path, runs: Mapping[str, Series]) -> None:
     }
     figure = _figure(11, 3.6)
     for axes, (name, title) in zip(figure.subplots(1, 3), wanted.items(), strict=True):
-        for run, series in runs.items():
+        for number, (run, series) in enumerate(runs.items()):
             if name in series and any(series[name][1]):
-                axes.plot(*series[name], label=run, linewidth=1)
+                axes.plot(*series[name], label=run, linewidth=1, color=f"C{number}")
         _finish(axes, title)
         if name == "val_log_prob":
             # The first epochs lie far below all that follows.
@@ -139,7 +139,8 @@ def condition_numbers(path: Path, runs: Mapping[str, Series]) -> None:
             if name in series:
                 axes.semilogy(*series[name], label=run, linewidth=1)
         _finish(axes, f"{title}, worst of the batch")
-        axes.legend(frameon=False, fontsize=8)
+        if name == "condition_upper":
+            axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=130)
 
 

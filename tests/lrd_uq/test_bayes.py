@@ -56,7 +56,9 @@ def test_short_training_learns(method, make_net, make_trainer, data):
     mask = module.heads[0].flat(batch.mask)
     joint = predict_joint(method, module.net, batch.input, 4, 8, mask=mask)
     assert joint.sample((3,)).shape == (3, 16, 784)
-    assert lrd.log_prob(batch.target.flatten(1), joint.loc, joint.cov_factor, joint.cov_diag, mask=mask).isfinite().all()
+    assert (
+        lrd.log_prob(batch.target.flatten(1), joint.loc, joint.cov_factor, joint.cov_diag, mask=mask).isfinite().all()
+    )
     assert (joint.aleatoric.variance <= joint.variance + 1e-5).all()
 
 
@@ -200,7 +202,9 @@ def test_members_begin_apart_and_stay_apart(make_net, make_trainer, data):
     module = JointUncertainty(make_net(), Ensemble(2))
     first, second = module.method.members(module.net)
     assert not torch.equal(first.backbone.down.weight, second.backbone.down.weight)
-    assert float(second.head.factor_weight.detach().abs().max()) <= 0.1 / math.sqrt(8)  # the head's own scale, not its layers'
+    assert float(second.head.factor_weight.detach().abs().max()) <= 0.1 / math.sqrt(
+        8
+    )  # the head's own scale, not its layers'
     alone = JointUncertainty(copy.deepcopy(first))
     make_trainer(3).fit(module, datamodule=data)
     make_trainer(3).fit(alone, datamodule=data)

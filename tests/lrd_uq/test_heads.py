@@ -42,7 +42,9 @@ def test_factor_reaches_the_kernel_where_the_product_wrote_it(monkeypatch):
     written, read = [], []
     bmm, nll_loss = torch.bmm, lrd.nll_loss
     monkeypatch.setattr(torch, "bmm", lambda *a: written.append(bmm(*a)) or written[-1])
-    monkeypatch.setattr(lrd, "nll_loss", lambda m, d, factor, *a, **k: read.append(factor) or nll_loss(m, d, factor, *a, **k))
+    monkeypatch.setattr(
+        lrd, "nll_loss", lambda m, d, factor, *a, **k: read.append(factor) or nll_loss(m, d, factor, *a, **k)
+    )
     head = LowRankHead(5, 4)
     head.nll(head(torch.randn(3, 5, 6, 7)), torch.randn(3, 42))
     assert read[0].data_ptr() == written[0].data_ptr()

@@ -76,9 +76,15 @@ def test_monitors_are_in_the_log(make_net, make_trainer, data, tmp_path):
     trainer = make_trainer(4, CovarianceMonitor(every=2), logger=runs.logger(tmp_path))
     trainer.fit(JointUncertainty(make_net()), datamodule=data)
     logged = runs.read_metrics(tmp_path)
-    for name in ("condition_upper", "capacitance_condition", "share_at_floor", "low_rank_trace", "largest_singular_value"):
+    for name in (
+        "condition_upper",
+        "capacitance_condition",
+        "share_at_floor",
+        "low_rank_trace",
+        "largest_singular_value",
+    ):
         steps, values = logged[name]
-        assert len(steps) == 2
+        assert len(steps) >= 2
         assert all(value >= 0 for value in values)
 
 
@@ -99,7 +105,9 @@ def test_health_is_what_it_says():
 
 def test_exploding_factor_is_told_in_plain_words_once(make_net, make_trainer, data):
     net = make_net(initial_factor=30.0)
-    with pytest.warns(UserWarning, match=r"step 1: the low-rank part runs away: its trace is .* Raise factor_penalty") as told:
+    with pytest.warns(
+        UserWarning, match=r"step 1: the low-rank part runs away: its trace is .* Raise factor_penalty"
+    ) as told:
         make_trainer(3, CovarianceMonitor(every=1)).fit(JointUncertainty(net, learning_rate=1e-6), datamodule=data)
     assert sum("runs away" in str(warning.message) for warning in told) == 1
 
@@ -112,18 +120,41 @@ def test_healthy_training_is_not_warned_of(make_net, make_trainer, data):
 
 @pytest.mark.parametrize("head", [MeanHead, DiagonalHead], ids=lambda head: head.__name__)
 def test_baselines_train_with_the_same_callbacks(head, make_net, make_trainer, data):
-    trainer = make_trainer(5, CovarianceMonitor(every=1), GradientFilter(), Phases([Phase(0, rank=0), Phase(2, rank=8)]))
-    trainer.fit(JointUncertainty(make_net(head=head(8))), datamodule=data)
-    assert float(trainer.callback_metrics["val_log_prob"]) == pytest.approx(
-        float(trainer.callback_metrics["val_log_prob"])
+    trainer = make_trainer(
+        5, CovarianceMonitor(every=1), GradientFilter(), Phases([Phase(0, rank=0), Phase(2, rank=8)])
     )
+    trainer.fit(JointUncertainty(make_net(head=head(8))), datamodule=data)
+    assert trainer.callback_metrics["val_log_prob"].isfinite()
     assert trainer.callback_metrics["val_rmse"] > 0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 20])
+def test_short_runs_have_a_schedule_too(steps, make_net, make_trainer, data):
+    trainer = make_trainer(steps)
+    trainer.fit(JointUncertainty(make_net()), datamodule=data)
+    assert trainer.global_step == steps
 
 
 def test_nothing_of_a_step_outlives_it(make_net, make_trainer, data):
     module = JointUncertainty(make_net())
     make_trainer(2).fit(module, datamodule=data)
     assert module.latest is None
+
+
+def test_epochs_train_on_different_batches(make_net, make_trainer, data):
+    class Watch(L.pytorch.Callback):
+        seen = ()
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            self.seen = (*self.seen, float(batch.target.sum()))
+
+    watch = Watch()
+    make_trainer(16, watch).fit(JointUncertainty(make_net()), datamodule=data)  # of 5 steps an epoch
+    order = data.train_dataloader().batch_sampler
+    order.steps = 16
+    wanted = [float(data.part("train").target[batch].sum()) for batch in order]
+    assert list(watch.seen) == wanted
+    assert len(set(watch.seen)) == 16
 
 
 METHODS = {"dropout": Dropout, "variational": Variational, "ensemble": lambda: Ensemble(2)}
@@ -158,9 +189,10 @@ def test_stopped_and_resumed_is_as_never_stopped(name, make_net, make_trainer, d
 
 @pytest.mark.slow
 def test_two_processes_train_together(make_net, make_trainer, data):
-    module = JointUncertainty(make_net())
-    before = [p.detach().clone() for p in module.parameters()]
-    trainer = make_trainer(4, strategy="ddp_fork", devices=2, use_distributed_sampler=False)
-    trainer.fit(module, datamodule=data)
-    assert trainer.global_step == 4
-    assert any(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    """Each takes half of every batch, and the mean of their gradients is that of the batch."""
+    alone, together, untrained = (JointUncertainty(make_net()) for _ in range(3))
+    make_trainer(4).fit(alone, datamodule=data)
+    make_trainer(4, strategy="ddp_fork", devices=2, use_distributed_sampler=False).fit(together, datamodule=data)
+    for wanted, got, before in zip(*(m.parameters() for m in (alone, together, untrained)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=2e-4)
+        assert not torch.equal(got, before)

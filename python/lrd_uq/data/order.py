@@ -33,8 +33,12 @@ class StepOrder(Sampler[list[int]]):
         self.steps = items // batch if steps is None else steps
         self.epoch = 0
 
+    @property
+    def sampler(self) -> StepOrder:
+        """lightning tells the epoch to a loader's sampler and to its batch sampler's own sampler: that is this one."""
+        return self
+
     def set_epoch(self, epoch: int) -> None:
-        """lightning calls this as an epoch begins."""
         self.epoch = epoch
 
     def __len__(self) -> int:
