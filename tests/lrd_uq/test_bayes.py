@@ -110,7 +110,8 @@ def test_streamed_joint_is_that_of_all_predictions(chunk, make_net):
     torch.manual_seed(1)
     streamed = predict_joint(method, net, x, 7, 64, mask=mask, chunk=chunk)  # 7 x 5 columns: nothing is dropped
     torch.manual_seed(1)
-    means, factors, diags = map(torch.stack, zip(*method.sample_predictions(net, x, 7, mask=mask, chunk=chunk)))
+    draws = list(method.sample_predictions(net, x, 7, mask=mask, chunk=chunk))
+    means, factors, diags = map(torch.stack, zip(*draws, strict=True))
     exact = lrd.joint(means, factors, diags)
     torch.testing.assert_close(streamed.mean, exact.mean)
     torch.testing.assert_close(streamed.covariance_matrix, exact.covariance_matrix, rtol=1e-4, atol=1e-5)

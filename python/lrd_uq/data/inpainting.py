@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.digits import SIDE, load_digits
 from lrd_uq.data.idx import load_mnist
-from lrd_uq.data.order import StepOrder
+from lrd_uq.data.order import StepOrder, place_of
 from lrd_uq.extra import lightning as L
 
 
@@ -112,8 +112,7 @@ class DigitInpainting(L.pytorch.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         self.setup()
         assert self._parts is not None
-        shares = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-        order = StepOrder(self.sizes[0], self.batch_size, self.steps_per_epoch, self.seed, *shares)
+        order = StepOrder(self.sizes[0], self.batch_size, self.steps_per_epoch, self.seed, **place_of(self.trainer))
         return DataLoader(self._parts[0], batch_sampler=order, collate_fn=_as_it_is)
 
     def val_dataloader(self) -> DataLoader:

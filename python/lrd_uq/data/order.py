@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -20,33 +21,34 @@ class StepOrder(Sampler[list[int]]):
         items: how many there are.
         batch: items of a batch, no more than there are.
         steps: batches of an epoch; None for as many whole ones as the data has.
+        position: how many batches of the walk are done as an epoch begins. lightning tells samplers the epoch too late
+            for the first one after a restart, so this is asked of its trainer instead.
         process, processes: of distributed training, where each takes its share of every batch.
     """
 
     def __init__(
-        self, items: int, batch: int, steps: int | None, seed: int, process: int = 0, processes: int = 1
+        self,
+        items: int,
+        batch: int,
+        steps: int | None,
+        seed: int,
+        position: Callable[[], int] = lambda: 0,
+        process: int = 0,
+        processes: int = 1,
     ) -> None:
         if not processes <= batch <= items:
             raise ValueError(f"batch must be from {processes} to the number of training items, {items}; got {batch}")
         self.items, self.batch, self.seed = items, batch, seed
-        self.process, self.processes = process, processes
+        self.position, self.process, self.processes = position, process, processes
         self.steps = items // batch if steps is None else steps
-        self.epoch = 0
-
-    @property
-    def sampler(self) -> StepOrder:
-        """lightning tells the epoch to a loader's sampler and to its batch sampler's own sampler: that is this one."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
         whole = self.items // self.batch  # batches of a permutation; its rest waits for the next one
-        for step in range(self.epoch * self.steps, (self.epoch + 1) * self.steps):
+        first = self.position()
+        for step in range(first, first + self.steps):
             walk, place = divmod(step, whole)
             batch = self._permutation(walk)[place * self.batch : (place + 1) * self.batch]
             yield batch[self.process :: self.processes]
@@ -54,6 +56,15 @@ class StepOrder(Sampler[list[int]]):
     def _permutation(self, walk: int) -> list[int]:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + walk) % 2**63)
         return torch.randperm(self.items, generator=generator).tolist()
+
+
+def place_of(trainer: L.pytorch.Trainer | None) -> dict[str, Any]:
+    """Arguments of `StepOrder` for the data of a trainer."""
+    if trainer is None:
+        return {}
+    loop = trainer.fit_loop
+    places = {"process": trainer.global_rank, "processes": trainer.world_size}
+    return {"position": lambda: loop.total_batch_idx + 1, **places}
 
 
 class EpochSeeds(L.pytorch.Callback):
