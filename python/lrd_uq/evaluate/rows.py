@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import lrd_kernels as lrd
 from lrd_uq.bayes.base import Method, NoExpectedWeights
 from lrd_uq.data.batch import Batch
-from lrd_uq.evaluate.calibration import standardised_sum
+from lrd_uq.evaluate.region_sum import standardised_sum
 from lrd_uq.evaluate.sweep import kept_columns
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lrd_uq.evaluate.calibration import calibration
+from lrd_uq.evaluate.region_sum import calibration
 from lrd_uq.evaluate.rows import Row
 
 HEADINGS = ("prediction", "log-likelihood", "sd over images", "RMS z of the sum", "90 % coverage")
