@@ -38,7 +38,7 @@ def logger(folder: Path) -> L.pytorch.loggers.CSVLogger:
     if present.exists():
         earlier = len(list(folder.glob(f"earlier-*-{METRICS}")))
         present.rename(folder / f"earlier-{earlier}-{METRICS}")
-    return L.pytorch.loggers.CSVLogger(folder, name="", version="")
+    return L.pytorch.loggers.CSVLogger(folder, name="", version="", flush_logs_every_n_steps=10)
 
 
 def checkpoint(folder: Path) -> Path | None:
