@@ -25,11 +25,13 @@ def test_losses_and_gradients_are_the_same():
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_report(tmp_path, capsys):
     output = tmp_path / "training.json"
     sizes = ["--side", "16", "--batch", "2", "--rank", "2", "--repeats", "1"]
     assert training.main([*sizes, "--output", str(output)]) == 0
     results = json.loads(output.read_text())["results"]
-    assert set(results) == {"lrd", "torch"}
-    assert all(found["step_seconds"] > 0 for found in results.values())
+    assert set(results) == {"lrd", "torch", "predict"}
+    assert results["lrd"]["first_loss"] == pytest.approx(results["torch"]["first_loss"], rel=1e-4)
+    assert results["predict"]["seconds"] > 0
     assert "times as fast" in capsys.readouterr().out
