@@ -128,7 +128,8 @@ def _trained(words: list[str], options: Options) -> LightningCLI:
     """Configured as the run was, with its weights."""
     from lrd_uq import runs
 
-    if "--run" in words and "--config" not in words and "--help" not in words:
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--run=") else [word])]
+    if "--run" in words[:-1] and "--config" not in words and "--help" not in words:
         saved = Path(words[words.index("--run") + 1]) / "config.yaml"
         if not saved.exists():
             raise FileNotFoundError(f"{saved.parent} is no run: it has no config.yaml")

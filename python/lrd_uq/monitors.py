@@ -64,7 +64,7 @@ class CovarianceMonitor(L.pytorch.Callback):
         for kind, message in self.complaints(found):
             if kind not in self._warned:
                 self._warned.add(kind)
-                warnings.warn(f"step {trainer.global_step}: {message}", stacklevel=2)
+                warnings.warn(f"step {trainer.global_step}: {message}", stacklevel=1)  # of this module, not lightning's
 
     def complaints(self, found: dict[str, Tensor]) -> list[tuple[str, str]]:
         """Kind and plain words of each thing that runs away."""

@@ -6,32 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lrd_uq import plots
 from lrd_uq.bayes import predict_joint
-from lrd_uq.data.inpainting import DigitInpainting
+from lrd_uq.data.batch import ImageTask
 from lrd_uq.module import JointUncertainty
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
 
 
-def read_image(path: Path, side: int) -> Tensor:
-    """A picture in grey, [side, side] in [0, 1]."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            grey = np.asarray(image.convert("L"), dtype=np.float32) / 255
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise ValueError(f"{path} is not a picture that can be read: {error}") from error
-    if grey.shape != (side, side):
-        raise ValueError(f"{path} must have {side} x {side} pixels; got {grey.shape[1]} x {grey.shape[0]}")
-    return torch.from_numpy(grey)
-
-
 def predict_folder(
-    module: JointUncertainty, data: DigitInpainting, images: Path, output: Path, samples: int = 64, rank: int = 64
+    module: JointUncertainty, data: ImageTask, images: Path, output: Path, samples: int = 64, rank: int = 64
 ) -> list[Path]:
     """For every image of a folder `<name>.npz`, `<name>.safetensors` (which `lrd.LowRankMultivariateNormal.load` reads)
     and a panel `<name>.png`. All images are read before anything is predicted: a bad one is named and refused.
@@ -42,7 +27,7 @@ def predict_folder(
     files = sorted(file for file in images.iterdir() if file.suffix.lower() in IMAGES)
     if not files:
         raise ValueError(f"{images} has no image ({', '.join(IMAGES)})")
-    batch = data.encode(torch.stack([read_image(file, data.side) for file in files]))
+    batch = data.encode(torch.stack([data.read(file) for file in files]))
     assert batch.mask is not None
     output.mkdir(parents=True, exist_ok=True)
     head = module.heads[0]

@@ -52,7 +52,7 @@ def run(tmp_path_factory):
 
 
 def test_evaluate_prints_and_writes_scores(run, capsys):
-    assert cli.main(["evaluate", "--run", str(run), "--samples", "4", "--ranks", "[2,4]"]) == 0
+    assert cli.main(["evaluate", f"--run={run}", "--samples", "4", "--ranks", "[2,4]"]) == 0
     said = capsys.readouterr().out
     assert "12 images of the test data" in said
     assert "joint minus expected weights, paired: " in said

