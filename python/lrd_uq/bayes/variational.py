@@ -90,7 +90,7 @@ class Variational(Method):
 
     Args:
         prior_std: of every weight.
-        kl_weight: of the KL divergence. The objective weighs the likelihood with alpha, 0.125: with the same weight here
+        kl_weight: of the KL divergence. The objective weighs the likelihood with alpha, 0.125: with the same weight,
             the two are in the proportion of the evidence lower bound. With 1, the prior outweighs the digits.
         initial_std: of every weight.
     """
