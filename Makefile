@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml
 build: $(STAMP) ## the native libraries, only what changed
 	$(TESTING) $(BIN)/python setup.py -q build_ext --inplace
 
-demo: build ## fits Gaussians to real digits; report and picture in reports/demo
-	$(BIN)/python -m lrd_uq.demo
+demo: build ## trains joint-uncertainty U-Nets on real digits, about 5 minutes; report and pictures in reports/demo
+	$(BIN)/lrd-uq demo
 
 test: build ## all tests but the slow ones
 	$(BIN)/pytest -m "not slow" --ignore tests/gpu

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from lrd_uq.data.digits import SIDE, load_digits
 from torch import Tensor, nn
 
 import lrd_kernels as lrd
 from benchmarks import machine
+from lrd_uq.data.digits import SIDE, load_digits
 
 RANKS = (4, 8, 16, 20, 32, 64)
 FLOORS = (1e-2, 1e-3, 1e-4)

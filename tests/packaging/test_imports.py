@@ -24,6 +24,7 @@ class Hiding:
         return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, path, target)
 
 HIDDEN = {"triton", "matplotlib", "mlxtend", "pyro", "scipy", "pandas", "sklearn", "hypothesis", "pytest", "lrd_uq"}
+HIDDEN |= {"lightning", "pytorch_lightning", "monai", "torchmetrics", "jsonargparse", "safetensors"}
 sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
 """
 
@@ -101,6 +102,19 @@ def test_every_instruction_set_serves_or_declines(run_python, isa):
         assert "self-test against the reference: passed" in report
     else:
         assert "LRD_CPU_ISA names an instruction set that this CPU or operating system does not offer" in report
+
+
+def test_training_layer_names_its_extra(run_python, root):
+    """`import lrd_uq` and its heads need torch alone; what needs lightning says where to get it."""
+    use = f"sys.path.insert(0, {str(root / 'python')!r})\nHIDDEN.discard('lrd_uq')\n"
+    use += "import lrd_uq, lrd_uq.heads, lrd_uq.nets, lrd_uq.bayes, lrd_uq.objectives, lrd_uq.evaluate\n"
+    use += "print(sorted(HIDDEN & {name.partition('.')[0] for name in sys.modules}))\n"
+    use += "from lrd_uq import cli\nprint(cli.main(['fit', '--config', 'digits_dropout']))\nimport lrd_uq.module"
+    script = HIDE + "import traceback\ntry:\n" + "".join(f"    {line}\n" for line in use.splitlines())
+    script += "except ImportError as error: print(error)"
+    none, code, said = run_python("-c", script).stdout.splitlines()
+    assert (none, code) == ("[]", "1")
+    assert said == "the training layer needs lightning: pip install 'lrd-kernels[train]'"
 
 
 def test_costs_little_beside_torch(run_python):

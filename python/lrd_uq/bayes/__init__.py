@@ -1,0 +1,18 @@
+"""Bayesian methods: a file each, behind the interface of `Method`."""
+
+from lrd_uq.bayes.base import Method, NoExpectedWeights, predict_joint
+from lrd_uq.bayes.dropout import Dropout
+from lrd_uq.bayes.ensemble import Ensemble, EnsembleNet
+from lrd_uq.bayes.variational import Variational, VariationalLayer, to_variational
+
+__all__ = [
+    "Dropout",
+    "Ensemble",
+    "EnsembleNet",
+    "Method",
+    "NoExpectedWeights",
+    "Variational",
+    "VariationalLayer",
+    "predict_joint",
+    "to_variational",
+]

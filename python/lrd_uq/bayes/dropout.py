@@ -1,0 +1,49 @@
+"""Monte Carlo dropout: the dropout of training stays on, and every pass is another draw of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from lrd_uq.bayes.base import Method, evaluation
+from lrd_uq.heads import Gaussian
+
+
+class Dropout(Method):
+    """The network's own dropout layers; expected weights are those of evaluation mode."""
+
+    def __init__(self) -> None:
+        self._rates: dict[nn.Module, float] = {}  # of layers that a phase has turned off
+
+    def activate(self, net: nn.Module, on: bool) -> None:
+        for layer in layers(net):
+            if on and layer in self._rates:
+                layer.p = self._rates.pop(layer)
+            elif not on and layer not in self._rates:
+                self._rates[layer], layer.p = layer.p, 0.0
+
+    @torch.no_grad()
+    def sample_predictions(
+        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
+    ) -> Iterator[Gaussian]:
+        (member,) = self.members(net)
+        if not any(layer.p > 0 for layer in layers(net)):
+            raise ValueError("the network has no dropout layer with a rate above 0: all its predictions are the same")
+        B = len(x)
+        for begin in range(0, T, chunk):
+            count = min(chunk, T - begin)
+            with evaluation(net):
+                for layer in layers(net):
+                    layer.training = True
+                # Every item of a batch has a dropout mask of its own: one pass over copies is several draws.
+                repeated = x.repeat(count, *(1,) * (x.dim() - 1))
+                together = member.gaussian(repeated, None if mask is None else mask.repeat(count, 1))
+            for i in range(count):
+                yield Gaussian(*(None if t is None else t[i * B : (i + 1) * B] for t in together))  # type: ignore[arg-type]
+
+
+def layers(net: nn.Module) -> list[_DropoutNd]:
+    return [module for module in net.modules() if isinstance(module, _DropoutNd)]

@@ -1,0 +1,138 @@
+"""Stochastic variational inference: a Gaussian for every weight of the backbone's convolutions and linear layers.
+
+Training uses local reparameterisation: noise is drawn for the activations, whose variance is a convolution of the
+squared input with the weights' variances. Predictions draw the weights themselves, one draw for a whole pass, so that
+what the draws differ in is correlated over the picture as the weights make it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.conv import _ConvNd
+
+from lrd_uq.bayes.base import Method, Predict, evaluation, quietly
+from lrd_uq.heads import Gaussian
+from lrd_uq.nets import GaussianNet
+
+NOISES = ("none", "activations", "weights")
+
+
+class VariationalLayer(nn.Module):
+    """A convolution or linear layer with independent Gaussian weights; its bias stays a number.
+
+    Args:
+        layer: its weight is the mean; it keeps all its options.
+        prior_std: of the weights' prior `N(0, prior_std^2)`.
+        initial_std: where the weights' standard deviations start.
+    """
+
+    def __init__(self, layer: nn.Module, prior_std: float, initial_std: float) -> None:
+        super().__init__()
+        self.layer, self.prior_std = layer, prior_std
+        self.initial_std = initial_std
+        self.raw_std = nn.Parameter(torch.empty_like(self.mean))
+        self.noise = "activations"  # in training mode; in evaluation mode there is none, unless it is "weights"
+        self.reset_parameters()
+        self.train(layer.training)
+
+    def reset_parameters(self) -> None:
+        """Of the deviations; the layer has its own for the means."""
+        nn.init.constant_(self.raw_std, math.log(self.initial_std))
+
+    @property
+    def mean(self) -> Tensor:
+        return self.layer.weight  # type: ignore[return-value]
+
+    @property
+    def std(self) -> Tensor:
+        return self.raw_std.exp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.noise == "weights":
+            return functional_call(self.layer, {"weight": self.mean + self.std * torch.randn_like(self.mean)}, (x,))
+        out = self.layer(x)
+        if self.noise == "none" or not self.training:
+            return out
+        parameters: dict[str, Any] = {"weight": self.std.square()}
+        if self.layer.bias is not None:
+            parameters["bias"] = torch.zeros_like(self.layer.bias)  # type: ignore[arg-type]
+        variance = functional_call(self.layer, parameters, (x.square(),))
+        # The root's slope is infinite at 0, which is what an input of zeros gives.
+        return out + variance.clamp(min=1e-16).sqrt() * torch.randn_like(out)
+
+    def kl(self) -> Tensor:
+        """KL(q || prior) of all weights, in nats."""
+        ratio = (self.std / self.prior_std).square()
+        return 0.5 * (ratio + (self.mean / self.prior_std).square() - 1 - ratio.log()).sum()
+
+
+def to_variational(module: nn.Module, prior_std: float = 0.1, initial_std: float = 0.01) -> nn.Module:
+    """Gives every convolution (transposed ones too) and linear layer of a network Gaussian weights, in place.
+
+    Returns the module, or the layer that takes its place where it is itself such a layer.
+    """
+    if isinstance(module, (_ConvNd, nn.Linear)):
+        return VariationalLayer(module, prior_std, initial_std)
+    for name, child in module.named_children():
+        if not isinstance(child, VariationalLayer):
+            setattr(module, name, to_variational(child, prior_std, initial_std))
+    return module
+
+
+class Variational(Method):
+    """Variational layers in the backbone; the head stays a point estimate.
+
+    Args:
+        prior_std: of every weight.
+        kl_weight: of the KL divergence. The objective weighs the likelihood with alpha, 0.125: with the same weight,
+            the two are in the proportion of the evidence lower bound. With 1, the prior outweighs the digits.
+        initial_std: of every weight.
+    """
+
+    def __init__(self, prior_std: float = 0.1, kl_weight: float = 0.125, initial_std: float = 0.01) -> None:
+        self.prior_std, self.kl_weight, self.initial_std = prior_std, kl_weight, initial_std
+
+    def prepare(self, net: GaussianNet) -> nn.Module:
+        net.backbone = to_variational(net.backbone, self.prior_std, self.initial_std)
+        if not layers(net):
+            raise ValueError("the backbone has no convolution or linear layer that could be made variational")
+        return net
+
+    def activate(self, net: nn.Module, on: bool) -> None:
+        for layer in layers(net):
+            layer.noise = "activations" if on else "none"
+
+    def penalty(self, net: nn.Module) -> Tensor | None:
+        active = [layer.kl() for layer in layers(net) if layer.noise != "none"]
+        return self.kl_weight * torch.stack(active).sum() if active else None
+
+    @torch.no_grad()
+    def sample_predictions(
+        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
+    ) -> Iterator[Gaussian]:
+        (member,) = self.members(net)
+        for _ in range(T):  # one draw of the weights serves one pass, whatever the chunk
+            before = [(layer, layer.noise) for layer in layers(net)]
+            with evaluation(net):
+                for layer, _ in before:
+                    layer.noise = "weights"
+                try:
+                    prediction = member.gaussian(x, mask)
+                finally:
+                    for layer, noise in before:
+                        layer.noise = noise
+            yield prediction
+
+    def expected(self, net: nn.Module) -> Predict:
+        (member,) = self.members(net)
+        return quietly(member)  # in evaluation mode the layers use their means
+
+
+def layers(net: nn.Module) -> list[VariationalLayer]:
+    return [module for module in net.modules() if isinstance(module, VariationalLayer)]

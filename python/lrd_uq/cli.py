@@ -1,0 +1,194 @@
+"""`lrd-uq fit | evaluate | predict | diagnose | demo`: runs are folders, settings are YAML files.
+
+    lrd-uq fit --config digits_dropout.yaml --run runs/dropout      # again after a kill: it goes on
+    lrd-uq evaluate --run runs/dropout
+    lrd-uq predict --run runs/dropout --images folder
+    lrd-uq diagnose --run runs/dropout
+    lrd-uq demo
+
+A config may be a file, or the name of one that comes with the package. Every setting of it can be given as an option,
+as in `--model.alpha 0.25`; `lrd-uq fit --help` lists them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningCLI
+
+Options = Mapping[str, tuple[object, object]]  # name -> type and default; None where it must be given
+CONFIGS = Path(__file__).with_name("configs")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    commands = {"fit": fit, "evaluate": evaluate, "predict": predict, "diagnose": diagnose, "demo": demo}
+    if not words or words[0] not in commands:
+        wants_help = bool(words) and words[0] in ("-h", "--help")
+        print(__doc__, file=sys.stdout if wants_help else sys.stderr)
+        return 0 if wants_help else 2
+    try:
+        commands[words[0]](words[1:])
+    except (FileNotFoundError, ImportError, ValueError) as error:
+        print(f"lrd-uq {words[0]}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def fit(words: list[str]) -> None:
+    """Trains, or goes on with what a killed run left."""
+    from lrd_uq import runs
+
+    cli = _configured(words, {}, writes=True)
+    folder = Path(cli.config["run"])
+    cli.parser.save(cli.config, folder / "config.yaml", overwrite=True, skip_validation=True)
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=runs.checkpoint(folder), weights_only=False)
+
+
+def evaluate(words: list[str]) -> None:
+    """Scores a run on its test data: a table, and evaluation.json in the run's folder."""
+    import torch
+
+    from lrd_uq import evaluate as scores
+    from lrd_uq import runs
+
+    options = {"samples": (int, 64), "ranks": (list[int], [8, 16, 32, 64, 128]), "part": (str, "test")}
+    cli = _trained(words, options)
+    folder = Path(cli.config["run"])
+    torch.manual_seed(cli.config["seed_everything"])
+    module, batch = cli.model, cli.datamodule.part(cli.config["part"])
+    found = scores.evaluate(module.method, module.net, batch, cli.config["samples"], cli.config["ranks"])
+    print(f"{len(batch.target)} images of the {cli.config['part']} data, nats per image; RMSE {found.rmse:.4f}")
+    print("\n".join(scores.table(list(found.rows.items()))))
+    if "expected" in found.rows:
+        difference = scores.paired(found.rows["joint"].log_probs, found.rows["expected"].log_probs)
+        print(f"joint minus expected weights, paired: {difference}")
+    elif found.no_expected:
+        print(found.no_expected)
+    document = {
+        "facts": runs.facts(),
+        "rmse": found.rmse,
+        "mae": found.mae,
+        "rows": {key: {"mean": row.mean, "sd": row.sd} for key, row in found.rows.items()},
+    }
+    (folder / "evaluation.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def predict(words: list[str]) -> None:
+    """Arrays and pictures for a folder of images."""
+    import torch
+
+    from lrd_uq.predict import predict_folder
+
+    options = {"images": (str, None), "output": (str, "predictions"), "samples": (int, 64), "rank": (int, 64)}
+    cli = _trained(words, options)
+    chosen = cli.config
+    torch.manual_seed(chosen["seed_everything"])
+    sizes = (chosen["samples"], chosen["rank"])
+    for path in predict_folder(cli.model, cli.datamodule, Path(chosen["images"]), Path(chosen["output"]), *sizes):
+        print(path)
+
+
+def diagnose(words: list[str]) -> None:
+    """How near the edge the predicted covariances are: in words, and over the steps as a picture."""
+    import lrd_kernels as lrd
+    from lrd_uq import plots, runs
+    from lrd_uq.heads import DiagonalHead
+
+    cli = _trained(words, {"part": (str, "val")})
+    folder = Path(cli.config["run"])
+    gaussian, _, mask = cli.model.predict_gaussian(cli.datamodule.part(cli.config["part"]))
+    head = cli.model.heads[0]
+    distribution = gaussian.distribution()
+    factor, diag = distribution.cov_factor.detach(), distribution.cov_diag.detach()
+    if mask is not None and bool((mask == mask[:1]).all()):  # the outputs that exist, where they are the same for all
+        factor, diag = factor[:, mask[0]], diag[:, mask[0]]
+    print(lrd.diagnose(factor, diag, eps=head.eps if isinstance(head, DiagonalHead) else None))
+    series = runs.read_metrics(folder)
+    if "condition_upper" in series:
+        plots.condition_numbers(folder / "condition.png", {folder.name: series})
+        plots.curves(folder / "curves.png", {folder.name: series})
+        print(f"Wrote {folder / 'condition.png'} and {folder / 'curves.png'}")
+
+
+def demo(words: list[str]) -> None:
+    """Trains and compares diagonal and low-rank networks on MNIST inpainting; a report in reports/demo."""
+    from lrd_uq.demo import main as run_demo
+
+    run_demo(words)
+
+
+def _trained(words: list[str], options: Options) -> LightningCLI:
+    """Configured as the run was, with its weights."""
+    from lrd_uq import runs
+
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--run=") else [word])]
+    if "--run" in words[:-1] and "--config" not in words and "--help" not in words:
+        saved = Path(words[words.index("--run") + 1]) / "config.yaml"
+        if not saved.exists():
+            raise FileNotFoundError(f"{saved.parent} is no run: it has no config.yaml")
+        words = ["--config", str(saved), *words]
+    cli = _configured(words, options)
+    runs.load_weights(cli.model, Path(cli.config["run"]))
+    return cli
+
+
+def _configured(words: list[str], options: Options, writes: bool = False) -> LightningCLI:
+    """Model, data and trainer as config files and options say; one that `writes` logs and keeps checkpoints."""
+    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+    from lrd_uq import (
+        extra,
+        runs,
+    )
+    from lrd_uq.module import JointUncertainty
+
+    class Configured(LightningCLI):
+        def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+            parser.add_argument("--run", type=str, default="runs/latest", help="the run's folder")
+            for name, (kind, default) in options.items():
+                parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
+
+        def instantiate_trainer(self, **settings: Any) -> extra.lightning.pytorch.Trainer:
+            chosen, folder = self.config_init["trainer"], Path(self.config_init["run"])
+            own: dict[str, Any] = {"logger": False, "enable_checkpointing": False}
+            if writes:
+                folder.mkdir(parents=True, exist_ok=True)
+                given = chosen["logger"] if isinstance(chosen["logger"], list) else [chosen["logger"]]
+                loggers = [runs.logger(folder), *(one for one in given if not isinstance(one, (bool, type(None))))]
+                kept = runs.callbacks(folder, self.config_init["seed_everything"])
+                own = {"logger": loggers, "callbacks": [*(chosen["callbacks"] or []), *kept]}
+            return super().instantiate_trainer(**own, **settings)
+
+    warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended")  # its words are told to it here
+    return Configured(
+        JointUncertainty,
+        datamodule_class=None,
+        subclass_mode_data=True,
+        args=[_shipped(word, before) for before, word in zip(["", *words], words, strict=False)],
+        run=False,
+        save_config_callback=None,
+        seed_everything_default=0,
+        trainer_defaults={"enable_model_summary": False, "max_epochs": -1, "use_distributed_sampler": False},
+    )
+
+
+def _shipped(word: str, before: str) -> str:
+    """A config's path: a file, or one of the package's own by name."""
+    if before != "--config" or Path(word).exists():
+        return word
+    own = CONFIGS / (word if word.endswith(".yaml") else f"{word}.yaml")
+    if not own.exists():
+        names = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
+        raise FileNotFoundError(f"there is no config {word}; the package has {names}")
+    return str(own)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

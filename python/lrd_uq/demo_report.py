@@ -1,0 +1,153 @@
+"""What the demo found, in words, tables and numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from lrd_uq import plots
+from lrd_uq.evaluate import Difference, Evaluation, Row, calibration, key_of, paired, table, verdict
+
+
+class Scored(Protocol):
+    @property
+    def evaluation(self) -> Evaluation: ...
+    @property
+    def validation(self) -> float: ...
+    @property
+    def training_seconds(self) -> float: ...
+    @property
+    def evaluation_seconds(self) -> float: ...
+    @property
+    def filtered_steps(self) -> int: ...
+
+
+# Name in the table -> network and row, the last of which are the sweep's.
+ROWS = {
+    "D": ("diagonal", "single"),
+    "LR+D": ("low_rank", "single"),
+    "LR+D, its variances alone": ("low_rank", "diagonal"),
+    "D, MC dropout (variances alone)": ("diagonal_dropout", "diagonal"),
+    "D, MC dropout, joint": ("diagonal_dropout", "joint"),
+    "D, MC dropout, mixture": ("diagonal_dropout", "mixture"),
+    "LR+D, MC dropout, expected weights": ("low_rank_dropout", "expected"),
+    "LR+D, MC dropout, joint, all columns": ("low_rank_dropout", "joint"),
+    "LR+D, MC dropout, joint, its variances alone": ("low_rank_dropout", "diagonal"),
+    "LR+D, MC dropout, mixture (exact)": ("low_rank_dropout", "mixture"),
+    "scaled LR+D, MC dropout, expected weights": ("low_rank_dropout_scaled", "expected"),
+    "scaled LR+D, MC dropout, joint, all columns": ("low_rank_dropout_scaled", "joint"),
+}
+
+# What the method promises: the first of each pair above the second.
+CLAIMS = (
+    ("LR+D", "D"),
+    ("D, MC dropout (variances alone)", "D"),
+    ("LR+D, MC dropout, expected weights", "D, MC dropout (variances alone)"),
+    ("LR+D, MC dropout, expected weights", "LR+D"),
+    ("LR+D, MC dropout, joint, all columns", "LR+D, MC dropout, expected weights"),
+    ("LR+D, MC dropout, joint, all columns", "LR+D, MC dropout, joint, its variances alone"),
+    ("LR+D, MC dropout, mixture (exact)", "LR+D, MC dropout, joint, all columns"),
+)
+
+
+def rows_of(scored: Mapping[str, Scored]) -> dict[str, Row]:
+    """Every row of the report, the kept columns of the joint among them."""
+    rows = {name: scored[network].evaluation.rows[key] for name, (network, key) in ROWS.items()}
+    for key, row in scored["low_rank_dropout"].evaluation.rows.items():
+        if key.startswith("joint "):
+            columns, _, unfolded = key.removeprefix("joint ").partition(" ")
+            rows[f"LR+D, MC dropout, joint, {columns} columns, {'not ' * bool(unfolded)}folded"] = row
+    return rows
+
+
+def differences(rows: Mapping[str, Row]) -> dict[str, Difference]:
+    """Claim -> paired difference over the test digits."""
+    return {f"{a} above {b}": paired(rows[a].log_probs, rows[b].log_probs) for a, b in CLAIMS}
+
+
+def draw_sweep(path: Path, evaluation: Evaluation, ranks: Sequence[int]) -> None:
+    rows = evaluation.rows
+    ranks = [rank for rank in ranks if key_of(rank, True) in rows]
+    kinds = {"dropped variance folded into D": True, "dropped variance lost": False}
+    means = {name: [rows[key_of(rank, folded)].mean for rank in ranks] for name, folded in kinds.items()}
+    sds = {name: [rows[key_of(rank, folded)].sd for rank in ranks] for name, folded in kinds.items()}
+    levels = {"all columns": rows["joint"].mean, "expected weights": rows["expected"].mean}
+    plots.sweep(path, ranks, means, sds, levels)
+
+
+def write(
+    output: Path, scored: Mapping[str, Scored], facts: Mapping[str, Any], settings: Mapping[str, Any]
+) -> list[str]:
+    """report.md and results.json; returns the lines that the demo prints."""
+    rows = rows_of(scored)
+    claims = differences(rows)
+    lines = [
+        f"Log-likelihood of {settings['images']} test digits, nats over 560 hidden pixels (higher is better):",
+        "",
+        *table(list(rows.items())),
+        "",
+        *(f"- {verdict(claim, difference)}" for claim, difference in claims.items()),
+        "",
+        "RMSE of the mean: "
+        + ", ".join(f"{name.replace('_', ' ')} {s.evaluation.rmse:.4f}" for name, s in scored.items())
+        + ".",
+    ]
+    report = [
+        "# MNIST inpainting: diagonal, low-rank, and joint uncertainty",
+        "",
+        "Rows 10 to 17 of a digit are visible, the other 20 are predicted as one Gaussian of 560 pixels. 1,000 training"
+        " digits, 400 validation digits on which settings were chosen, and test digits that were scored once.",
+        "",
+        *lines,
+        "",
+        "z is the error of the sum over the hidden pixels in standard deviations that the Gaussian gives that sum:"
+        " its root mean square should be 1, and 90 % of the digits should lie within the central 90 % interval."
+        ' "Variances alone" is the same Gaussian with its correlations left out. The mixture is what the joint has mean'
+        " and covariance of: what it scores more is what one Gaussian loses.",
+        "",
+        "![Input, truth, prediction, variances and modes](panel.png)",
+        "",
+        "Orange: hidden from the network; white in the other pictures: seen, so not predicted."
+        " The first row of each digit has the modes of the joint covariance, the second"
+        " those of its aleatoric part (what every draw of the network is unsure of), the third of its epistemic part"
+        " (what the draws differ in). Along a mode, red pixels gain ink while blue ones lose it, or the reverse;"
+        " each has colours of its own scale, and its share of that part's variance above it.",
+        "",
+        "![Training curves](curves.png)",
+        "",
+        "![Condition numbers](condition.png)",
+        "",
+        "![Kept columns](sweep.png)",
+        "",
+        "## How it was made",
+        "",
+        *(f"- {name}: {fact}" for name, fact in facts.items()),
+        *(
+            f"- {name.replace('_', ' ')}: trained {s.training_seconds:.0f} s, scored {s.evaluation_seconds:.0f} s;"
+            f" validation {s.validation:.1f} nats with expected weights, {s.filtered_steps} steps filtered"
+            for name, s in scored.items()
+        ),
+        "",
+    ]
+    (output / "report.md").write_text("\n".join(report), encoding="utf-8")
+    document = {
+        "facts": dict(facts),
+        "settings": dict(settings),
+        "rows": {name: _numbers(row) for name, row in rows.items()},
+        "claims": {
+            claim: {**difference._asdict(), "holds": difference.mean > 0} for claim, difference in claims.items()
+        },
+        "rmse": {name: s.evaluation.rmse for name, s in scored.items()},
+        "validation": {name: s.validation for name, s in scored.items()},
+    }
+    (output / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return lines
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    numbers = {"mean": row.mean, "sd": row.sd}
+    if row.z is not None:
+        numbers |= {"rms_z": calibration(row.z).rms, "coverage": calibration(row.z).coverage}
+    return numbers

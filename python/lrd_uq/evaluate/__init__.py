@@ -1,0 +1,24 @@
+"""Held-out scores of a network and of all the Gaussians that its predictions can be made into."""
+
+from lrd_uq.evaluate.ordering import Difference, paired, verdict
+from lrd_uq.evaluate.region_sum import Calibration, calibration, standardised_sum
+from lrd_uq.evaluate.rows import Evaluation, Row, collect, evaluate
+from lrd_uq.evaluate.sweep import kept_columns, key_of
+from lrd_uq.evaluate.tables import markdown, table
+
+__all__ = [
+    "Calibration",
+    "Difference",
+    "Evaluation",
+    "Row",
+    "calibration",
+    "collect",
+    "evaluate",
+    "kept_columns",
+    "key_of",
+    "markdown",
+    "paired",
+    "standardised_sum",
+    "table",
+    "verdict",
+]

@@ -1,0 +1,40 @@
+"""Does a better method score better, on the same images?"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Difference(NamedTuple):
+    """Paired over images, nats per image."""
+
+    mean: float
+    error: float  # standard error of the mean
+    median: float
+    share_gaining: float  # of the images
+
+    def __str__(self) -> str:
+        return (
+            f"{self.mean:+.1f} ± {self.error:.1f} nats, median image {self.median:+.1f}, {self.share_gaining:.0%} of"
+            " the images gain"
+        )
+
+
+def paired(better: Tensor, worse: Tensor) -> Difference:
+    """Of two rows' log-likelihoods [N]."""
+    difference = (better - worse).double()
+    error = float(difference.std()) / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
+    gaining = float((difference > 0).double().mean())
+    return Difference(float(difference.mean()), error, float(difference.median()), gaining)
+
+
+def verdict(claim: str, difference: Difference) -> str:
+    """One line: whether a claim of the form "A above B" holds here."""
+    if difference.mean <= 0:
+        return f"DOES NOT HOLD here: {claim} ({difference})"
+    if difference.mean < 2 * difference.error:
+        return f"holds on average, within the noise: {claim} ({difference})"
+    return f"holds: {claim} ({difference})"

@@ -1,0 +1,128 @@
+"""Held-out scores: every Gaussian that one network's predictions can be made into, image by image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import lrd_kernels as lrd
+from lrd_uq.bayes.base import Method, NoExpectedWeights
+from lrd_uq.data.batch import Batch
+from lrd_uq.evaluate.region_sum import standardised_sum
+from lrd_uq.evaluate.sweep import kept_columns
+
+
+class Row(NamedTuple):
+    """One way to predict, scored on N images."""
+
+    key: str  # "single", "diagonal", "expected", "joint", "joint 64", "joint 64 unfolded", "mixture"
+    log_probs: Tensor  # [N], nats per image
+    z: Tensor | None  # [N], of the sum over the outputs that exist; None where there is no single Gaussian
+
+    @property
+    def mean(self) -> float:
+        return float(self.log_probs.double().mean())
+
+    @property
+    def sd(self) -> float:
+        """Over images."""
+        return float(self.log_probs.double().std())
+
+
+class Evaluation(NamedTuple):
+    """All rows of one network, by key, and the error of its mean."""
+
+    rows: dict[str, Row]
+    rmse: float
+    mae: float
+    no_expected: str | None  # why there is no row of the expected weights
+
+
+class Predictions(NamedTuple):
+    """T predictions of B images."""
+
+    means: Tensor  # [T, B, S]
+    factors: Tensor | None  # [T, B, S, R]
+    diags: Tensor  # [T, B, S]
+
+
+def collect(method: Method, net: nn.Module, x: Tensor, T: int, mask: Tensor | None) -> Predictions:
+    """T predictions side by side, for scores that need them all at once."""
+    means, factors, diags = zip(*method.sample_predictions(net, x, T, mask=mask), strict=True)
+    stacked = None if factors[0] is None else torch.stack([f.mT for f in factors]).mT  # rank-major stays so
+    return Predictions(torch.stack(means), stacked, torch.stack(diags))
+
+
+@torch.no_grad()
+def evaluate(
+    method: Method, net: nn.Module, batch: Batch, T: int = 64, ranks: Sequence[int] = (), images_at_once: int = 25
+) -> Evaluation:
+    """Scores a network on a batch, a few images at a time.
+
+    Args:
+        T: predictions of a Bayesian method.
+        ranks: kept columns of the joint to score as well, each with what is dropped folded into the diagonal and not.
+    """
+    head = method.members(net)[0].head
+    scores: dict[str, list[Row]] = {}
+    squares, absolute, count, reason = 0.0, 0.0, 0, None
+    for begin in range(0, len(batch.target), images_at_once):
+        x, target, mask = (None if t is None else t[begin : begin + images_at_once] for t in batch)
+        assert x is not None
+        assert target is not None
+        target = head.flat(target)
+        mask = torch.ones_like(target, dtype=torch.bool) if mask is None else head.flat(mask)
+        predictions = collect(method, net, x, T, mask)
+        for row in _predictives(predictions, target, mask, ranks):
+            scores.setdefault(row.key, []).append(row)
+        if len(predictions.means) > 1:
+            try:
+                expected = method.expected(net)(x, mask)
+                gaussian = lrd.joint(
+                    predictions.means, None, None, aleatoric=(expected.factor, expected.diag), parts=False
+                )
+                scores.setdefault("expected", []).append(_score("expected", gaussian, target, mask))
+            except NoExpectedWeights as error:
+                reason = str(error)
+        residual = (target - predictions.means.mean(0))[mask].double()
+        squares, absolute = squares + float(residual.square().sum()), absolute + float(residual.abs().sum())
+        count += residual.numel()
+    rows = {
+        key: Row(key, torch.cat([s.log_probs for s in some]), _cat([s.z for s in some])) for key, some in scores.items()
+    }
+    return Evaluation(rows, (squares / count) ** 0.5, absolute / count, reason)
+
+
+def _predictives(predictions: Predictions, target: Tensor, mask: Tensor, ranks: Sequence[int]) -> Iterator[Row]:
+    means, factors, diags = predictions
+    T = len(means)
+    joint = lrd.joint(means, factors, diags, parts=False, validate_args=False)
+    yield _score("joint" if T > 1 else "single", joint, target, mask)
+    if joint.cov_factor.shape[-1]:
+        yield _score("diagonal", _without_factor(joint), target, mask)
+    if T == 1:
+        return
+    for key, gaussian in kept_columns(joint, ranks):
+        yield _score(key, gaussian, target, mask)
+    # The mixture that the joint has mean and covariance of.
+    columns = means.new_zeros(*means.shape, 0) if factors is None else factors
+    yield Row("mixture", lrd.mixture_log_prob(target, means, columns, diags, mask=mask), None)
+
+
+def _without_factor(gaussian: lrd.LowRankMultivariateNormal) -> lrd.LowRankMultivariateNormal:
+    """The same variances, and no correlation."""
+    nothing = gaussian.loc.new_zeros(*gaussian.loc.shape, 0)
+    return lrd.LowRankMultivariateNormal(gaussian.loc, nothing, gaussian.variance, validate_args=False)
+
+
+def _score(key: str, gaussian: lrd.LowRankMultivariateNormal, target: Tensor, mask: Tensor) -> Row:
+    log_probs = lrd.log_prob(target, gaussian.loc, gaussian.cov_factor, gaussian.cov_diag, mask=mask, on_failure="nan")
+    return Row(key, log_probs, standardised_sum(gaussian, target, mask))
+
+
+def _cat(parts: list[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present else None

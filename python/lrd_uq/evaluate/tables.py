@@ -1,0 +1,29 @@
+"""Rows as a Markdown table that reads well as plain text too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lrd_uq.evaluate.region_sum import calibration
+from lrd_uq.evaluate.rows import Row
+
+HEADINGS = ("prediction", "log-likelihood", "sd over images", "RMS z of the sum", "90 % coverage")
+
+
+def table(rows: Sequence[tuple[str, Row]]) -> list[str]:
+    """Lines for names and rows."""
+    cells = [HEADINGS]
+    for name, row in rows:
+        calibrated = (
+            ("", "") if row.z is None else (f"{calibration(row.z).rms:.2f}", f"{calibration(row.z).coverage:.2f}")
+        )
+        cells.append((name, f"{row.mean:.1f}", f"{row.sd:.1f}", *calibrated))
+    return markdown(cells)
+
+
+def markdown(cells: Sequence[Sequence[str]]) -> list[str]:
+    """A table of equally wide columns: the first row is the heading, the first column is set left."""
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    lines = ["| " + " | ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) + " |" for row in cells]
+    rule = "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
+    return [lines[0], rule, *lines[1:]]

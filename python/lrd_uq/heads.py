@@ -1,0 +1,245 @@
+"""From a backbone's feature map to the parameters of a Gaussian.
+
+Outputs are channels first and flat: S = outputs x positions, whatever the positions are (pixels, voxels, nodes, time
+steps, or none at all). A head multiplies [outputs, channels] weights with [B, channels, positions] features, which is a
+convolution of size 1 in any number of dimensions and a linear layer on nodes, and always writes rank-major memory: the
+factor [B, R, S] goes to the kernels as `.mT`, never transposed or copied.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import lrd_kernels as lrd
+
+PARAMETRISATIONS = ("plain", "scaled")
+
+
+class Output(NamedTuple):
+    """What a head emits."""
+
+    mean: Tensor  # [B, S]
+    raw_diag: Tensor | None  # [B, S], D = eps + exp(raw_diag); None for a mean-only head
+    factor: Tensor | None  # [B, S, R] on memory [B, R, S]: P, or F of P = sqrt(D) F; None where there is none
+
+
+class Gaussian(NamedTuple):
+    """Parameters of `N(mean, diag(diag) + factor factor^T)`."""
+
+    mean: Tensor  # [B, S]
+    factor: Tensor | None  # [B, S, R]
+    diag: Tensor  # [B, S]
+
+    def distribution(self) -> lrd.LowRankMultivariateNormal:
+        factor = self.mean.new_zeros(*self.mean.shape, 0) if self.factor is None else self.factor
+        return lrd.LowRankMultivariateNormal(self.mean, factor, self.diag, validate_args=False)
+
+
+class MeanHead(nn.Module):
+    """Predicts the mean alone; its Gaussian has the identity as covariance.
+
+    Args:
+        channels: of the feature map.
+        outputs: channels of what is predicted.
+        features_last: features come as [B, nodes, channels] (graph nodes, time steps) or [B, channels] (tables), and so
+            do targets, instead of [B, channels, ...].
+    """
+
+    rank = 0
+    rank_in_use = 0  # columns that are predicted at present
+    is_scaled = False  # whether the factor emitted is F of P = sqrt(D) F
+
+    def __init__(self, channels: int, outputs: int = 1, *, features_last: bool = False) -> None:
+        super().__init__()
+        self.channels, self.outputs, self.features_last = channels, outputs, features_last
+        self.mean_weight = nn.Parameter(torch.empty(outputs, channels))
+        self.mean_bias = nn.Parameter(torch.empty(outputs))
+        MeanHead.reset_parameters(self)  # a subclass does its own, once it has its parameters
+
+    def reset_parameters(self) -> None:
+        self._reset(self.mean_weight)
+        nn.init.zeros_(self.mean_bias)
+
+    def _reset(self, weight: Tensor) -> None:
+        nn.init.uniform_(weight, -1 / math.sqrt(self.channels), 1 / math.sqrt(self.channels))
+
+    def forward(self, features: Tensor) -> Output:
+        # A density wants float32, also where the backbone ran in less.
+        with torch.autocast(features.device.type, enabled=False):
+            return self._emit(self.positions_last(features).to(self.mean_weight.dtype))
+
+    def _emit(self, features: Tensor) -> Output:
+        return Output(self._affine(self.mean_weight, self.mean_bias, features), None, None)
+
+    @staticmethod
+    def _affine(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
+        return torch.baddbmm(bias[:, None], _for_each(weight, features), features).flatten(1)  # [B, S]
+
+    def positions_last(self, tensor: Tensor) -> Tensor:
+        """[B, C, positions] of a tensor in the layout of the features, as a view where its memory allows."""
+        if not self.features_last:
+            return tensor.flatten(2) if tensor.dim() > 2 else tensor[..., None]
+        return tensor.flatten(1, -2).mT if tensor.dim() > 2 else tensor[..., None]
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """A target or mask in the layout of the features as [B, S], outputs in the head's order."""
+        return self.positions_last(tensor).flatten(1)
+
+    def gaussian(self, output: Output, mask: Tensor | None = None) -> Gaussian:
+        """The Gaussian of an output.
+
+        Where `mask` [B, S] is False, mean and factor are 0 and the diagonal 1: outputs that do not exist add nothing to
+        traces, modes and truncations.
+        """
+        diag = self.diag(output)
+        factor = output.factor
+        if factor is not None and self.is_scaled:
+            factor = (factor.mT * diag.sqrt()[:, None]).mT
+        if mask is None:
+            return Gaussian(output.mean, factor, diag)
+        if factor is not None:
+            factor = torch.where(mask[:, None], factor.mT, 0).mT
+        return Gaussian(torch.where(mask, output.mean, 0), factor, torch.where(mask, diag, 1))
+
+    def diag(self, output: Output) -> Tensor:
+        return torch.ones_like(output.mean)
+
+    def low_rank_variance(self, output: Output) -> Tensor:
+        """Diagonal of `P P^T`: [B, S]."""
+        if output.factor is None:
+            return torch.zeros_like(output.mean)
+        squares = output.factor.square().sum(-1)
+        return squares * self.diag(output) if self.is_scaled else squares
+
+    def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Negative log-density of `target` [B, S] per existing output: [B]. A bad item is NaN, with zero gradients."""
+        residual = existing(target - output.mean, mask)
+        count = residual.shape[-1] if mask is None else mask.sum(-1).clamp(min=1)
+        return 0.5 * residual.square().sum(-1) / count + 0.5 * math.log(2 * math.pi)
+
+
+class DiagonalHead(MeanHead):
+    """Predicts mean and variance of every output, `D = eps + exp(raw)`.
+
+    Args:
+        eps: the least variance. It may change while training, and is saved with the weights.
+        initial_raw: the bias that `raw` starts from.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        outputs: int = 1,
+        *,
+        eps: float = 0.01,
+        initial_raw: float = -3.0,
+        features_last: bool = False,
+    ) -> None:
+        super().__init__(channels, outputs, features_last=features_last)
+        self.eps, self.initial_raw = eps, initial_raw
+        self.diag_weight = nn.Parameter(torch.empty(outputs, channels))
+        self.diag_bias = nn.Parameter(torch.empty(outputs))
+        DiagonalHead.reset_parameters(self)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._reset(self.diag_weight)
+        nn.init.constant_(self.diag_bias, self.initial_raw)
+
+    def _emit(self, features: Tensor) -> Output:
+        return super()._emit(features)._replace(raw_diag=self._affine(self.diag_weight, self.diag_bias, features))
+
+    def diag(self, output: Output) -> Tensor:
+        assert output.raw_diag is not None
+        return lrd.positive_diag(output.raw_diag, self.eps)
+
+    def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert output.raw_diag is not None
+        factor = output.mean.new_zeros(*output.mean.shape, 0) if output.factor is None else output.factor
+        return lrd.nll_loss(
+            output.mean, output.raw_diag, factor, target, eps=self.eps, mask=mask, reduction="none", on_failure="nan"
+        )
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"eps": self.eps, "rank_in_use": self.rank_in_use}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.eps, self.rank_in_use = state["eps"], state["rank_in_use"]
+
+
+class LowRankHead(DiagonalHead):
+    """Predicts mean, diagonal and a factor of `rank` columns.
+
+    Args:
+        rank: columns of the factor. `rank_in_use` of them are predicted: a schedule may begin with 0.
+        parametrisation: "plain" for `D + P P^T`, or "scaled" for `sqrt(D) (I + F F^T) sqrt(D)`, whose capacitance
+            `I + F^T F` does not depend on D.
+        initial_factor: scale of the factor's first weights, beside those of the mean.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        rank: int = 8,
+        outputs: int = 1,
+        *,
+        parametrisation: str = "plain",
+        eps: float = 0.01,
+        initial_raw: float = -3.0,
+        initial_factor: float = 0.1,
+        features_last: bool = False,
+    ) -> None:
+        if rank < 1:
+            raise ValueError(f"rank must be at least 1; got {rank} (a DiagonalHead has none)")
+        if parametrisation not in PARAMETRISATIONS:
+            raise ValueError(f"parametrisation must be one of {', '.join(PARAMETRISATIONS)}; got {parametrisation!r}")
+        super().__init__(channels, outputs, eps=eps, initial_raw=initial_raw, features_last=features_last)
+        self.rank = self.rank_in_use = rank
+        self.is_scaled, self.initial_factor = parametrisation == "scaled", initial_factor
+        self.factor_weight = nn.Parameter(torch.empty(rank * outputs, channels))
+        LowRankHead.reset_parameters(self)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._reset(self.factor_weight)
+        with torch.no_grad():
+            self.factor_weight.mul_(self.initial_factor)
+
+    def _emit(self, features: Tensor) -> Output:
+        output = super()._emit(features)
+        k = self.rank_in_use
+        if k == 0:
+            return output
+        weight = self.factor_weight[: k * self.outputs]
+        columns = torch.bmm(_for_each(weight, features), features)  # [B, k outputs, positions]
+        return output._replace(factor=columns.view(len(columns), k, -1).mT)
+
+    def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        if output.factor is None or not self.is_scaled:
+            return super().nll(output, target, mask)
+        # log p(y) = log N(r / sqrt(D); 0, I + F F^T) - 1/2 sum log D: P itself is never formed
+        diag = self.diag(output)
+        if mask is not None:
+            diag = torch.where(mask, diag, 1)
+        residual = existing(target - output.mean, mask) * diag.rsqrt()
+        ones = torch.ones_like(diag)
+        white = lrd.log_prob(residual, torch.zeros_like(ones), output.factor, ones, mask=mask, on_failure="nan")
+        count = diag.shape[-1] if mask is None else mask.sum(-1).clamp(min=1)
+        return (0.5 * diag.log().sum(-1) - white) / count
+
+
+def existing(values: Tensor, mask: Tensor | None) -> Tensor:
+    """`values` [B, S] with 0 for outputs that do not exist, whose own values may be anything, NaN included.
+
+    To be called before anything is squared: the gradient of a square at NaN is NaN, whatever comes after.
+    """
+    return values if mask is None else torch.where(mask, values, 0)
+
+
+def _for_each(weight: Tensor, features: Tensor) -> Tensor:
+    """Weights for every item of a batch, as a view: a plain `matmul` of 2 and 3 dimensions transposes the features."""
+    return weight.expand(len(features), *weight.shape)

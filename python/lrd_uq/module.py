@@ -1,0 +1,145 @@
+"""The training step, and nothing that lightning does already."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import lrd_kernels as lrd
+from lrd_uq.bayes.base import Method
+from lrd_uq.data.batch import Batch
+from lrd_uq.extra import lightning as L
+from lrd_uq.extra import torchmetrics
+from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output
+from lrd_uq.nets import GaussianNet
+from lrd_uq.objectives import Losses, Objective
+
+
+class Step(NamedTuple):
+    """What callbacks get of a training step, without its graph."""
+
+    head: MeanHead
+    output: Output
+    target: Tensor  # [B, S]
+    mask: Tensor | None  # [B, S]
+
+
+class JointUncertainty(L.pytorch.LightningModule):
+    """A Gaussian network under a Bayesian method.
+
+    Args:
+        net: backbone and head.
+        method: how the weights are distributed; None for a deterministic network.
+        alpha: weight of the low-rank likelihood beside that of the identity.
+        factor_penalty: weight of the mean over outputs of the factor's squares.
+        learning_rate: peak of a one-cycle schedule over all steps.
+        warmup: share of the steps until the peak.
+        weight_decay: of AdamW.
+    """
+
+    def __init__(
+        self,
+        net: GaussianNet,
+        method: Method | None = None,
+        alpha: float = 0.125,
+        factor_penalty: float = 0.01,
+        learning_rate: float = 5e-3,
+        warmup: float = 0.1,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.method = Method() if method is None else method
+        self.net = self.method.prepare(net)
+        self.objective = Objective(alpha, factor_penalty)
+        self.learning_rate, self.warmup, self.weight_decay = learning_rate, warmup, weight_decay
+        self.latest: Step | None = None  # of the running step
+        self.val_log_prob = torchmetrics.MeanMetric()
+        self.val_rmse = torchmetrics.MeanSquaredError(squared=False)
+
+    @property
+    def heads(self) -> list[MeanHead]:
+        return [member.head for member in self.method.members(self.net)]
+
+    def configure_phase(self, rank: int | None, alpha: float | None, eps: float | None, bayesian: bool | None) -> None:
+        """Settings of a phase of training; None leaves one alone."""
+        for head in self.heads:
+            if rank is not None:
+                head.rank_in_use = min(rank, head.rank)
+            if eps is not None and isinstance(head, DiagonalHead):
+                head.eps = eps
+        if alpha is not None:
+            self.objective.alpha = alpha
+        if bayesian is not None:
+            self.method.activate(self.net, bayesian)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        losses = [self._member_losses(member, batch) for member in self.method.members(self.net)]
+        # Summed, not averaged: members are independent, and each gets the gradients it would get alone.
+        total = torch.stack([loss.total for loss in losses]).sum()
+        weights_cost = self.method.penalty(self.net)
+        if weights_cost is not None:
+            assert self.latest is not None
+            outputs = self.latest.target.numel() if self.latest.mask is None else self.latest.mask.sum()
+            per_item = outputs / len(self.latest.target)
+            total = total + weights_cost / (self._training_items() * per_item)
+            self.log("kl", weights_cost.detach())
+        self.log("loss", total.detach() / len(losses))
+        for name in ("identity", "low_rank", "penalty"):
+            self.log(name, torch.stack([getattr(loss, name).detach() for loss in losses]).mean())
+        return total
+
+    def _member_losses(self, member: GaussianNet, batch: Batch) -> Losses:
+        output = member(batch.input)
+        target = member.head.flat(batch.target)
+        mask = None if batch.mask is None else member.head.flat(batch.mask)
+        self.latest = Step(member.head, Output(*(None if t is None else t.detach() for t in output)), target, mask)  # type: ignore[arg-type]
+        return self.objective(member.head, output, target, mask)
+
+    def _training_items(self) -> int:
+        loader = self.trainer.train_dataloader
+        assert loader is not None
+        return len(loader.dataset)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.latest = None  # nothing of size S x R outlives its step; callbacks have seen it
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if gradient_clip_val is None:
+            return
+        if gradient_clip_algorithm not in (None, "norm"):
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        for member in self.method.members(self.net):  # each by its own norm
+            torch.nn.utils.clip_grad_norm_(member.parameters(), gradient_clip_val)
+
+    def predict_gaussian(self, batch: Batch) -> tuple[Gaussian, Tensor, Tensor | None]:
+        """The first member's prediction with expected weights, target [B, S] and mask [B, S]: cheap, to watch by."""
+        member = self.method.members(self.net)[0]
+        mask = None if batch.mask is None else member.head.flat(batch.mask)
+        return member.gaussian(batch.input, mask), member.head.flat(batch.target), mask
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        gaussian, target, mask = self.predict_gaussian(batch)
+        distribution = gaussian.distribution()
+        log_prob = lrd.log_prob(
+            target, distribution.loc, distribution.cov_factor, distribution.cov_diag, mask=mask, on_failure="nan"
+        )
+        self.val_log_prob.update(log_prob)
+        chosen = (gaussian.mean, target) if mask is None else (gaussian.mean[mask], target[mask])
+        self.val_rmse.update(*chosen)
+        self.log("val_log_prob", self.val_log_prob, on_epoch=True, prog_bar=True)
+        self.log("val_rmse", self.val_rmse, on_epoch=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate, weight_decay=self.weight_decay)
+        steps = max(int(self.trainer.estimated_stepping_batches), 3)
+        warmup = max(self.warmup, 2 / steps)  # torch divides by the steps of each half less one
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, steps, pct_start=warmup)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -1,0 +1,102 @@
+"""Backbones, and what makes a Gaussian network of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lrd_uq.heads import Gaussian, MeanHead, Output
+
+# What each of MONAI's U-Nets needs beyond dimensions and channels, unless told otherwise.
+MONAI_UNETS: dict[str, dict[str, Any]] = {
+    "UNet": {"channels": (16, 32, 64, 128), "strides": (2, 2, 2), "num_res_units": 1},
+    "BasicUNet": {"features": (16, 16, 32, 64, 128, 16)},
+    "AttentionUnet": {"channels": (16, 32, 64, 128), "strides": (2, 2, 2)},
+    "SegResNet": {"init_filters": 16},
+    "DynUNet": {"kernel_size": (3, 3, 3), "strides": (1, 2, 2), "upsample_kernel_size": (2, 2)},
+}
+
+
+class GaussianNet(nn.Module):
+    """A backbone and a head: input -> `Output`.
+
+    Args:
+        backbone: any module that gives the head its features.
+        head: `LowRankHead`, `DiagonalHead` or `MeanHead`.
+    """
+
+    def __init__(self, backbone: nn.Module, head: MeanHead) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, x: Tensor) -> Output:
+        return self.head(self.backbone(x))
+
+    def gaussian(self, x: Tensor, mask: Tensor | None = None) -> Gaussian:
+        """The prediction for `x`; outputs where `mask` [B, S] is False do not exist (see `MeanHead.gaussian`)."""
+        return self.head.gaussian(self(x), mask)
+
+
+def wrap(model: nn.Module, head: MeanHead) -> GaussianNet:
+    """A Gaussian network of an existing model, whose output becomes the head's features."""
+    return GaussianNet(model, head)
+
+
+class MonaiUNet(nn.Module):
+    """One of MONAI's U-Nets by name, as a backbone.
+
+    Args:
+        name: one of `MONAI_UNETS`.
+        in_channels: of the input.
+        channels: of the feature map.
+        dims: 2 for images, 3 for volumes.
+        options: further arguments of MONAI's class, such as `dropout`.
+    """
+
+    def __init__(
+        self, name: str, in_channels: int, channels: int, dims: int = 2, options: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        if name not in MONAI_UNETS:
+            raise ValueError(f"name must be one of {', '.join(MONAI_UNETS)}; got {name!r}")
+        try:
+            from monai.networks import nets
+        except ImportError as error:
+            raise ImportError("MONAI's networks need the training extra: pip install 'lrd-kernels[train]'") from error
+        settings = {**MONAI_UNETS[name], **(options or {})}
+        self.net = getattr(nets, name)(spatial_dims=dims, in_channels=in_channels, out_channels=channels, **settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class DigitsUNet(nn.Module):
+    """A small U-Net for 28 x 28 pictures: [B, in_channels, 28, 28] -> [B, channels, 28, 28].
+
+    Args:
+        channels: of the feature map; twice as many inside.
+        dropout: rate of the channel-wise dropout in three places, none of them before the head.
+    """
+
+    def __init__(self, in_channels: int = 2, channels: int = 24, dropout: float = 0.0) -> None:
+        super().__init__()
+        inner = 2 * channels
+        self.down = nn.Conv2d(in_channels, channels, 4, stride=2, padding=1)  # 28 -> 14
+        self.first = nn.Conv2d(channels, inner, 3, padding=1)  # at 7
+        self.second = nn.Conv2d(inner, inner, 3, padding=1)
+        self.residual = nn.Conv2d(inner, inner, 3, padding=1)
+        self.merge = nn.Conv2d(inner + channels, inner, 3, padding=1)  # at 14
+        self.up = nn.ConvTranspose2d(inner, channels, 2, stride=2)  # 14 -> 28
+        self.drop_inner, self.drop_residual, self.drop_merged = (nn.Dropout2d(dropout) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = F.relu(self.down(x))
+        inner = F.relu(self.first(F.max_pool2d(skip, 2)))
+        inner = self.drop_inner(F.relu(self.second(inner)))
+        inner = self.drop_residual(inner + F.relu(self.residual(inner)))
+        merged = torch.cat([F.interpolate(inner, scale_factor=2.0, mode="nearest"), skip], 1)
+        merged = self.drop_merged(F.relu(self.merge(merged)))
+        return F.relu(self.up(merged))

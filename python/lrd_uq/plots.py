@@ -1,0 +1,183 @@
+"""Pictures: the qualitative panel, training curves, condition numbers over steps, the sweep over kept columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import lrd_kernels as lrd
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MODES = 8
+Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name -> steps and values
+
+
+class Subject(NamedTuple):
+    """One image of a panel."""
+
+    input: Tensor  # [H, W], what the network saw; NaN where it saw nothing
+    truth: Tensor | None  # [H, W]
+    mask: Tensor  # bool [H, W], True where outputs exist
+    joint: lrd.JointNormal  # of one image, S = H W
+
+
+def first_item(joint: lrd.JointNormal) -> lrd.JointNormal:
+    """The first of a batch, with its parts."""
+
+    def first(d: lrd.LowRankMultivariateNormal) -> tuple[Tensor, Tensor, Tensor]:
+        return d.loc[0], d.cov_factor[0], d.cov_diag[0]
+
+    parts = (
+        lrd.LowRankMultivariateNormal(*first(joint.aleatoric), validate_args=False),
+        lrd.SemidefiniteNormal(*first(joint.epistemic), validate_args=False),
+    )
+    return lrd.JointNormal(*first(joint), parts, validate_args=False)
+
+
+def panel(path: Path, subjects: Sequence[Subject]) -> None:
+    """For each subject three rows: input, truth, prediction, then the joint's modes; total, diagonal and low-rank
+    variance, then the aleatoric modes; and the epistemic ones. Each mode has a scale of its own, and its share of the
+    variance as its title."""
+    figure = _figure(1.15 * (3 + MODES) + 0.5, 3.75 * len(subjects) + 0.4)
+    grid = figure.subplots(3 * len(subjects), 3 + MODES, squeeze=False)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_color("0.8")
+    for i, subject in enumerate(subjects):
+        _draw_subject(figure, list(grid[3 * i : 3 * i + 3]), subject)
+    figure.savefig(path, dpi=130)
+
+
+def _draw_subject(figure: Figure, rows: Sequence[Sequence[Axes]], subject: Subject) -> None:
+    joint, mask = subject.joint, subject.mask
+    shape = mask.shape
+    prediction = torch.where(mask, joint.loc.view(shape), subject.input)
+    for axes, title, image in zip(
+        rows[0], ("input", "truth", "prediction"), (subject.input, subject.truth, prediction), strict=False
+    ):
+        if image is None:
+            axes.set_axis_off()
+            continue
+        axes.set_facecolor("#ffe9c4")  # what was not seen
+        axes.imshow(image.numpy(), cmap="gray_r", vmin=0, vmax=1)
+        axes.set_title(title, fontsize=9)
+    low_rank = joint.cov_factor.square().sum(-1)
+    variances = {"total var.": joint.variance, "diagonal D": joint.cov_diag, "low-rank var.": low_rank}
+    most = joint.variance[mask.flatten()].max().item()
+    for axes, (title, variance) in zip(rows[1], variances.items(), strict=False):
+        drawn = axes.imshow(_shown(variance, mask), cmap="viridis", vmin=0, vmax=most)
+        axes.set_title(title, fontsize=9)
+    bar = figure.colorbar(drawn, ax=list(rows[1][:3]), location="bottom", fraction=0.08, pad=0.02, aspect=35)
+    bar.ax.tick_params(labelsize=7)
+    for axes in rows[2][:3]:
+        axes.set_axis_off()
+    parts = (("joint", joint), ("aleatoric", joint.aleatoric), ("epistemic", joint.epistemic))
+    for row, (name, part) in zip(rows, parts, strict=True):
+        _draw_modes(row[3:], name, part, mask)
+
+
+def _draw_modes(tiles: Sequence[Axes], name: str, part: lrd.LowRankMultivariateNormal, mask: Tensor) -> None:
+    modes = part.modes(min(MODES, part.cov_factor.shape[-1]))
+    columns = modes.vectors  # [S, k]
+    for number, axes in enumerate(tiles):
+        if number >= columns.shape[-1]:
+            axes.set_axis_off()
+            continue
+        column = columns[:, number]
+        column = -column if column.sum() < 0 else column  # signs are free: the heavier side is red
+        limit = max(column.abs().max().item(), 1e-6)
+        axes.imshow(_shown(column, mask), cmap="RdBu_r", vmin=-limit, vmax=limit)
+        share = (modes.singular_values[number].square() / part.variance[mask.flatten()].sum()).item()
+        axes.set_title(f"{share:.0%}" if share >= 0.005 else "< 1%", fontsize=8)
+    tiles[0].set_ylabel(name, fontsize=9)
+
+
+def _shown(values: Tensor, mask: Tensor) -> np.ndarray:
+    return torch.where(mask, values.view(mask.shape), torch.nan).numpy()
+
+
+def curves(path: Path, runs: Mapping[str, Series]) -> None:
+    """Likelihood of the validation data, loss, and trace of the low-rank part over steps, a line for each run."""
+    wanted = {
+        "val_log_prob": "validation log-likelihood, nats per image (expected weights)",
+        "loss": "training loss, per output",
+        "trace_ratio": "trace of the low-rank part over the squared residuals",
+    }
+    figure = _figure(11, 3.6)
+    for axes, (name, title) in zip(figure.subplots(1, 3), wanted.items(), strict=True):
+        for number, (run, series) in enumerate(runs.items()):
+            if name in series and any(series[name][1]):
+                axes.plot(*series[name], label=run, linewidth=1, color=f"C{number}")
+        _finish(axes, title)
+        if name == "val_log_prob":
+            # The first epochs lie far below all that follows.
+            values = [v for series in runs.values() for v in series.get(name, ((), ()))[1]]
+            if values:
+                top = max(values)
+                axes.set_ylim(top - 0.35 * abs(top), top + 0.03 * abs(top))
+            axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def condition_numbers(path: Path, runs: Mapping[str, Series]) -> None:
+    """Upper bound for the covariance, and the capacitance's own, over steps."""
+    figure = _figure(9, 3.4)
+    titles = {
+        "condition_upper": "condition of the covariance (upper bound)",
+        "capacitance_condition": "of the capacitance",
+    }
+    for axes, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        for run, series in runs.items():
+            if name in series:
+                axes.semilogy(*series[name], label=run, linewidth=1)
+        _finish(axes, f"{title}, worst of the batch")
+        if name == "condition_upper":
+            axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def sweep(
+    path: Path,
+    ranks: Sequence[int],
+    means: Mapping[str, Sequence[float]],
+    sds: Mapping[str, Sequence[float]],
+    lines: Mapping[str, float],
+) -> None:
+    """Held-out log-likelihood and its spread over images by kept columns; `lines` are levels to compare with."""
+    figure = _figure(9, 3.6)
+    left, right = figure.subplots(1, 2)
+    for name in means:
+        left.plot(ranks, means[name], marker="o", label=name)
+        right.plot(ranks, sds[name], marker="o", label=name)
+    for (name, level), style in zip(lines.items(), (":", "--", "-."), strict=False):
+        left.axhline(level, color="black", linestyle=style, linewidth=1, label=f"{name}: {level:.1f}")
+    for axes, title in ((left, "mean log-likelihood, nats per image"), (right, "its standard deviation over images")):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ranks, [str(rank) for rank in ranks])
+        axes.minorticks_off()
+        _finish(axes, title, "columns kept of the joint factor")
+        axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def _finish(axes: Axes, title: str, xlabel: str = "step") -> None:
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(xlabel, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib: pip install 'lrd-kernels[train]'") from error
+    return Figure(figsize=(width, height), layout="constrained")

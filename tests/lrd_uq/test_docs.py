@@ -1,0 +1,21 @@
+"""What docs/training.md shows runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+def test_code_of_the_page_runs(block):
+    exec(compile(block, PAGE.name, "exec"), {})
+
+
+def test_page_names_every_config():
+    text = PAGE.read_text(encoding="utf-8")
+    configs = (Path(__file__).parents[2] / "python" / "lrd_uq" / "configs").glob("*.yaml")
+    assert all(f"`{config.stem}`" in text for config in configs)
+    assert len(BLOCKS) == 2

@@ -1,0 +1,149 @@
+"""Scores: every row against plain torch on dense matrices, calibration on data that is what it claims to be."""
+
+import math
+
+import pytest
+import torch
+
+import lrd_kernels as lrd
+from lrd_uq.bayes import Dropout, Ensemble, Method
+from lrd_uq.data.batch import Batch
+from lrd_uq.evaluate import (
+    Difference,
+    Row,
+    calibration,
+    collect,
+    evaluate,
+    kept_columns,
+    key_of,
+    paired,
+    standardised_sum,
+    table,
+    verdict,
+)
+from lrd_uq.heads import DiagonalHead, LowRankHead
+from lrd_uq.nets import wrap
+
+
+@pytest.fixture
+def small():
+    """A network with dropout on 5 x 4 pictures of one channel, and a batch with masks that differ."""
+    torch.manual_seed(0)
+    backbone = torch.nn.Sequential(torch.nn.Conv2d(1, 6, 3, padding=1), torch.nn.Dropout2d(0.4))
+    head = LowRankHead(6, 2)
+    torch.nn.init.normal_(head.factor_weight)
+    batch = Batch(torch.randn(4, 1, 5, 4), torch.randn(4, 1, 5, 4), torch.rand(4, 1, 5, 4) > 0.3)
+    return wrap(backbone, head), batch
+
+
+def dense_log_prob(mean, covariance, target, mask):
+    keep = mask.nonzero()[:, 0]
+    chosen = torch.distributions.MultivariateNormal(mean[keep].double(), covariance[keep][:, keep].double())
+    return chosen.log_prob(target[keep].double())
+
+
+@pytest.mark.parametrize("images_at_once", [4, 3])
+def test_rows_are_those_of_dense_matrices(small, images_at_once):
+    net, batch = small
+    method, T = Dropout(), 6
+    torch.manual_seed(3)
+    found = evaluate(method, net, batch, T, (3, 50), images_at_once)
+    torch.manual_seed(3)
+    target, mask = batch.target.flatten(1), batch.mask.flatten(1)
+    for begin in range(0, 4, images_at_once):
+        some = slice(begin, begin + images_at_once)
+        means, factors, diags = collect(method, net, batch.input[some], T, mask[some])
+        for i in range(means.shape[1]):
+            n = begin + i
+            mu, P, D = means[:, i].double(), factors[:, i].double(), diags[:, i].double()
+            epistemic = mu.T.cov()
+            aleatoric = (P @ P.mT).mean(0) + D.mean(0).diag()
+            total = aleatoric + epistemic
+            check = {
+                "joint": total,
+                "diagonal": total.diag().diag(),
+            }
+            expected = method.expected(net)(batch.input[n : n + 1], mask[n : n + 1])
+            own = expected.factor[0].double()
+            check["expected"] = own @ own.mT + expected.diag[0].double().diag() + epistemic
+            for key, covariance in check.items():
+                wanted = dense_log_prob(mu.mean(0), covariance, target[n], mask[n])
+                assert float(found.rows[key].log_probs[n]) == pytest.approx(float(wanted), rel=1e-4, abs=1e-3)
+            single = [dense_log_prob(mu[t], P[t] @ P[t].mT + D[t].diag(), target[n], mask[n]) for t in range(T)]
+            wanted = torch.stack(single).logsumexp(0) - math.log(T)
+            assert float(found.rows["mixture"].log_probs[n]) == pytest.approx(float(wanted), rel=1e-4, abs=1e-3)
+    assert set(found.rows) == {"joint", "diagonal", "joint 3", "joint 3 unfolded", "mixture", "expected"}
+    assert len(found.rows["joint"].log_probs) == 4
+
+
+def test_deterministic_network_has_one_row_and_its_variances(small):
+    net, batch = small
+    found = evaluate(Method(), net, batch)
+    assert set(found.rows) == {"single", "diagonal"}
+    mean = net.eval()(batch.input).mean
+    error = (batch.target.flatten(1) - mean)[batch.mask.flatten(1)]
+    assert found.rmse == pytest.approx(float(error.square().mean().sqrt()), rel=1e-5)
+    assert found.mae == pytest.approx(float(error.abs().mean()), rel=1e-5)
+
+
+def test_diagonal_network_is_scored(small):
+    _, batch = small
+    backbone = torch.nn.Sequential(torch.nn.Conv2d(1, 6, 3, padding=1), torch.nn.Dropout2d(0.4))
+    found = evaluate(Dropout(), wrap(backbone, DiagonalHead(6)), batch, 5)
+    assert {"joint", "diagonal", "mixture", "expected"} <= set(found.rows)
+
+
+def test_ensemble_gives_the_reason_instead_of_a_row(small):
+    net, batch = small
+    method = Ensemble(2)
+    found = evaluate(method, method.prepare(net), batch)
+    assert "expected" not in found.rows
+    assert "no expected weights" in found.no_expected
+
+
+@pytest.mark.parametrize("rank", [1, 3, 7])
+def test_kept_columns_are_those_of_a_truncation(rank):
+    torch.manual_seed(0)
+    joint = lrd.LowRankMultivariateNormal(torch.randn(2, 30), torch.randn(2, 30, 8), torch.rand(2, 30) + 0.1)
+    found = dict(kept_columns(joint, (1, 3, 7, 8)))
+    assert set(found) == {key_of(k, fold) for k in (1, 3, 7) for fold in (True, False)}
+    for fold in (True, False):
+        wanted = joint.truncate(rank, fold=fold)
+        got = found[key_of(rank, fold)]
+        torch.testing.assert_close(got.covariance_matrix, wanted.covariance_matrix, rtol=1e-4, atol=1e-4)
+
+
+def test_right_covariance_is_calibrated_and_variances_alone_are_not():
+    torch.manual_seed(0)
+    N, S = 4000, 30
+    factor, diag = torch.ones(S, 1) * 0.5, torch.full((S,), 0.2)
+    mask = (torch.arange(S) < 20).expand(N, S)
+    right = lrd.LowRankMultivariateNormal(torch.zeros(N, S), factor.expand(N, S, 1), diag.expand(N, S))
+    target = right.sample()
+    found = calibration(standardised_sum(right, target, mask))
+    assert found.rms == pytest.approx(1, abs=0.04)
+    assert found.coverage == pytest.approx(0.9, abs=0.02)
+    alone = lrd.LowRankMultivariateNormal(torch.zeros(N, S), torch.zeros(N, S, 0), right.variance)
+    assert calibration(standardised_sum(alone, target, mask)).rms > 3
+
+
+def test_paired_difference_and_verdict():
+    worse = torch.tensor([0.0, 10.0, 20.0, 30.0])
+    found = paired(worse + torch.tensor([1.0, 2.0, 3.0, -1.0]), worse)
+    assert found.mean == pytest.approx(1.25)
+    assert found.error == pytest.approx(torch.tensor([1.0, 2.0, 3.0, -1.0]).std().item() / 2)
+    assert found.share_gaining == 0.75
+    assert verdict("A above B", Difference(-1.0, 0.1, 0.0, 0.4)).startswith("DOES NOT HOLD here: A above B (-1.0")
+    assert verdict("A above B", Difference(1.0, 0.9, 0.0, 0.6)).startswith("holds on average, within the noise")
+    assert verdict("A above B", Difference(1.0, 0.1, 0.0, 0.6)).startswith("holds: A above B (+1.0 ± 0.1 nats")
+
+
+def test_table_is_markdown_with_numbers():
+    rows = [
+        ("first", Row("joint", torch.tensor([1.0, 3.0]), torch.tensor([1.0, -2.0]))),
+        ("second", Row("m", torch.tensor([5.0, 5.0]), None)),
+    ]
+    lines = table(rows)
+    assert len({len(line) for line in lines}) == 1
+    assert [cell.strip() for cell in lines[2].split("|")[1:-1]] == ["first", "2.0", "1.4", "1.58", "0.50"]
+    assert [cell.strip() for cell in lines[3].split("|")[1:-1]] == ["second", "5.0", "0.0", "", ""]

@@ -1,0 +1,199 @@
+"""The training step and its callbacks: phases, monitors, filtered gradients, resuming, several processes."""
+
+import warnings
+
+import pytest
+import torch
+
+from lrd_uq import runs
+from lrd_uq.bayes import Dropout, Ensemble, Variational
+from lrd_uq.data.order import StepOrder
+from lrd_uq.extra import lightning as L
+from lrd_uq.heads import DiagonalHead, LowRankHead, MeanHead, Output
+from lrd_uq.module import JointUncertainty, Step
+from lrd_uq.monitors import CovarianceMonitor, GradientFilter, health
+from lrd_uq.phases import Phase, Phases
+
+
+class Record(L.pytorch.Callback):
+    """What held at each step."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, module, *_):
+        head, factor = module.heads[0], module.latest.output.factor
+        columns = 0 if factor is None else factor.shape[-1]
+        self.seen.append((columns, module.objective.alpha, head.eps, module.net.backbone.drop_inner.p))
+
+
+def test_phases_go_from_diagonal_to_low_rank_to_bayesian(make_net, make_trainer, data):
+    record = Record()
+    phases = Phases(
+        [
+            Phase(0, rank=0, alpha=0.0625, bayesian=False),
+            Phase(3, rank=2),
+            Phase(0.6, rank=4, alpha=0.125, eps=0.0025, bayesian=True, ramp=1),
+        ]
+    )
+    module = JointUncertainty(make_net(dropout=0.3), Dropout())
+    make_trainer(10, phases, record).fit(module, datamodule=data)
+    assert [seen[0] for seen in record.seen] == [0] * 3 + [2] * 3 + [4] * 4
+    assert [seen[1] for seen in record.seen] == [0.0625] * 6 + [0.09375] + [0.125] * 3
+    assert [seen[2] for seen in record.seen] == pytest.approx([0.01] * 6 + [0.005] + [0.0025] * 3)
+    assert [seen[3] for seen in record.seen] == [0.0] * 6 + [0.3] * 4
+
+
+@pytest.mark.parametrize("phases", [[], [Phase(2)], [Phase(0), Phase(-1)]])
+def test_phases_must_begin_at_the_start(phases):
+    with pytest.raises(ValueError, match="must start at 0"):
+        Phases(phases)
+
+
+def test_phases_must_follow_one_another(make_net, make_trainer, data):
+    with pytest.raises(ValueError, match=r"of 10 steps they start at \[0, 5, 3\]"):
+        make_trainer(10, Phases([Phase(0), Phase(0.5), Phase(3)])).fit(JointUncertainty(make_net()), datamodule=data)
+
+
+def test_step_with_bad_gradients_is_dropped_and_counted(make_net, make_trainer, data):
+    class Spoil(L.pytorch.Callback):
+        def on_after_backward(self, trainer, module):
+            if trainer.global_step in (2, 3):
+                module.net.head.factor_weight.grad[0, 0] = torch.nan
+
+    filtered = GradientFilter()
+    module = JointUncertainty(make_net())
+    trainer = make_trainer(6, Spoil(), filtered)
+    trainer.fit(module, datamodule=data)
+    assert filtered.filtered == 2
+    assert float(trainer.callback_metrics["filtered_steps"]) == 2
+    assert all(p.isfinite().all() for p in module.parameters())
+    again = GradientFilter()
+    again.load_state_dict(filtered.state_dict())
+    assert again.filtered == 2
+
+
+def test_monitors_are_in_the_log(make_net, make_trainer, data, tmp_path):
+    trainer = make_trainer(4, CovarianceMonitor(every=2), logger=runs.logger(tmp_path))
+    trainer.fit(JointUncertainty(make_net()), datamodule=data)
+    logged = runs.read_metrics(tmp_path)
+    for name in (
+        "condition_upper",
+        "capacitance_condition",
+        "share_at_floor",
+        "low_rank_trace",
+        "largest_singular_value",
+    ):
+        steps, values = logged[name]
+        assert len(steps) >= 2
+        assert all(value >= 0 for value in values)
+
+
+def test_health_is_what_it_says():
+    head = LowRankHead(3, 2, eps=0.25)
+    factor = torch.zeros(1, 4, 2)
+    factor[0, 0, 0], factor[0, 1, 1] = 3.0, 2.0
+    raw = torch.tensor([[-50.0, -50.0, 0.0, 0.0]])  # two at the floor of 0.25, two of 1.25
+    mask = torch.tensor([[True, True, True, False]])
+    found = health(Step(head, Output(torch.zeros(1, 4), raw, factor), torch.tensor([[1.0, 0, 0, 99.0]]), mask))
+    assert float(found["low_rank_trace"]) == pytest.approx(13)
+    assert float(found["trace_ratio"]) == pytest.approx(13)
+    assert float(found["largest_singular_value"]) == pytest.approx(3)
+    assert float(found["share_at_floor"]) == pytest.approx(2 / 3)
+    assert float(found["capacitance_condition"]) == pytest.approx((1 + 9 / 0.25) / (1 + 4 / 0.25))
+    assert float(found["condition_upper"]) == pytest.approx((9 + 1.25) / 0.25)
+
+
+def test_exploding_factor_is_told_in_plain_words_once(make_net, make_trainer, data):
+    net = make_net(initial_factor=30.0)
+    with pytest.warns(
+        UserWarning, match=r"step 1: the low-rank part runs away: its trace is .* Raise factor_penalty"
+    ) as told:
+        make_trainer(3, CovarianceMonitor(every=1)).fit(JointUncertainty(net, learning_rate=1e-6), datamodule=data)
+    (warning,) = [warning for warning in told if "runs away" in str(warning.message)]
+    assert "lrd_uq" in warning.filename  # those who silence lightning's warnings still see it
+
+
+def test_healthy_training_is_not_warned_of(make_net, make_trainer, data):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(runs away|condition number).*")
+        make_trainer(10, CovarianceMonitor(every=1)).fit(JointUncertainty(make_net()), datamodule=data)
+
+
+@pytest.mark.parametrize("head", [MeanHead, DiagonalHead], ids=lambda head: head.__name__)
+def test_baselines_train_with_the_same_callbacks(head, make_net, make_trainer, data):
+    trainer = make_trainer(
+        5, CovarianceMonitor(every=1), GradientFilter(), Phases([Phase(0, rank=0), Phase(2, rank=8)])
+    )
+    trainer.fit(JointUncertainty(make_net(head=head(8))), datamodule=data)
+    assert trainer.callback_metrics["val_log_prob"].isfinite()
+    assert trainer.callback_metrics["val_rmse"] > 0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 20])
+def test_short_runs_have_a_schedule_too(steps, make_net, make_trainer, data):
+    trainer = make_trainer(steps)
+    trainer.fit(JointUncertainty(make_net()), datamodule=data)
+    assert trainer.global_step == steps
+
+
+def test_nothing_of_a_step_outlives_it(make_net, make_trainer, data):
+    module = JointUncertainty(make_net())
+    make_trainer(2).fit(module, datamodule=data)
+    assert module.latest is None
+
+
+def test_epochs_train_on_different_batches(make_net, make_trainer, data):
+    class Watch(L.pytorch.Callback):
+        seen = ()
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            self.seen = (*self.seen, float(batch.target.sum()))
+
+    watch = Watch()
+    make_trainer(16, watch).fit(JointUncertainty(make_net()), datamodule=data)  # of 5 steps an epoch
+    order = StepOrder(128, 16, 16, 0)
+    wanted = [float(data.part("train").target[batch].sum()) for batch in order]
+    assert list(watch.seen) == wanted
+    assert len(set(watch.seen)) == 16
+
+
+METHODS = {"dropout": Dropout, "variational": Variational, "ensemble": lambda: Ensemble(2)}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stopped_and_resumed_is_as_never_stopped(name, make_net, make_trainer, data, tmp_path):
+    def build():
+        return JointUncertainty(make_net(dropout=0.3 if name == "dropout" else 0.0), METHODS[name]())
+
+    def trainer(folder, *more):
+        callbacks = [*runs.callbacks(folder, 0)[1:], GradientFilter(), CovarianceMonitor(), *more]
+        phases = Phases([Phase(0, rank=0), Phase(7, rank=4)])
+        return make_trainer(15, phases, *callbacks, enable_checkpointing=True)
+
+    class Stop(L.pytorch.Callback):
+        def on_train_batch_start(self, trainer, *_):
+            if trainer.global_step == 12:  # amid the third epoch
+                raise KeyError("killed")
+
+    whole, parts = build(), build()
+    trainer(tmp_path / "whole").fit(whole, datamodule=data)
+    with pytest.raises(KeyError, match="killed"):
+        trainer(tmp_path / "parts", Stop()).fit(parts, datamodule=data)
+    torch.manual_seed(99)  # the noise of a new process
+    resumed = build()
+    checkpoint = runs.checkpoint(tmp_path / "parts")
+    trainer(tmp_path / "parts").fit(resumed, datamodule=data, ckpt_path=checkpoint, weights_only=False)
+    for (key, wanted), got in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(wanted, got) if isinstance(wanted, torch.Tensor) else wanted == got, key
+
+
+@pytest.mark.slow
+def test_two_processes_train_together(make_net, make_trainer, data):
+    """Each takes half of every batch, and the mean of their gradients is that of the batch."""
+    alone, together, untrained = (JointUncertainty(make_net()) for _ in range(3))
+    make_trainer(4).fit(alone, datamodule=data)
+    make_trainer(4, strategy="ddp_fork", devices=2, use_distributed_sampler=False).fit(together, datamodule=data)
+    for wanted, got, before in zip(*(m.parameters() for m in (alone, together, untrained)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=2e-4)
+        assert not torch.equal(got, before)
