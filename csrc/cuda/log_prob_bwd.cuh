@@ -113,19 +113,21 @@ __global__ void __launch_bounds__(kThreads, 1) log_prob_bwd_kernel(const Backwar
       __syncthreads();
       const double* z = p.z + (b * N + first) * R;
       for (int i = warp; i < rows; i += kThreads / kWarp) {
-        double own = 0.0, of_row = 0.0;
+        double own = 0.0, of_row = 0.0;  // lane n has what is of value n
         for (int n = 0; n < values; ++n) {
           double along = 0.0;
           for (int j = lane; j < R; j += kWarp) along += static_cast<double>(block[i * pitch + j]) * z[n * R + j];
           along = warp_sum(along);
-          const double a = w[i] * (coefficients[n * rows + i] - along);
-          const bool fine = p.value_info[b * N + first + n] == 0;
-          const double weight = fine ? p.maha * grad_of(p, b, first + n) : 0.0;
-          of_row -= weight * a * a;
-          if (lane == n) own = 2.0 * weight * a;
+          if (lane == n) own = along;
         }
-        __syncwarp();
-        if (lane < values) coefficients[lane * rows + i] = own;
+        if (lane < values) {
+          const double a = w[i] * (coefficients[lane * rows + i] - own);
+          const bool fine = p.value_info[b * N + first + lane] == 0;
+          const double weight = fine ? p.maha * grad_of(p, b, first + lane) : 0.0;
+          of_row = -weight * a * a;
+          coefficients[lane * rows + i] = 2.0 * weight * a;
+        }
+        of_row = warp_sum(of_row);
         if (lane == 0) of_diag[i] += of_row;
       }
       __syncthreads();
