@@ -41,8 +41,8 @@ bench: build ## times of every function, then of log_prob beside its peers; JSON
 	$(BIN)/python -m benchmarks.run
 
 wheel: $(STAMP) ## one wheel in dist/ for every later torch and Python
-	rm -rf dist build/lib* build/wheel && $(BIN)/python -m build --wheel --no-isolation -o build/wheel
-	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude libtorch_cpu.so -w dist build/wheel/*.whl
+	rm -rf dist build/lib* build/wheel && CMAKE_ARGS=-DLRD_TESTING=OFF $(BIN)/python -m build --wheel --no-isolation -o build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude libtorch_cpu.so --exclude libtorch_cuda.so -w dist build/wheel/*.whl
 
 lint: $(STAMP) ## style and types
 	$(BIN)/ruff check && $(BIN)/ruff format --check
@@ -56,4 +56,4 @@ sanitize: $(STAMP) ## the core's own tests under the address and undefined-behav
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/sanitize && build/sanitize/core_sanitize
 
 clean: ## removes what was built, not the environment
-	rm -rf build dist *.egg-info lrd_kernels/*.so tests/cpp/*.so
+	rm -rf build dist *.egg-info lrd_kernels/*.so tests/cpp/*.so tests/gpu/*.so

@@ -29,7 +29,8 @@ class CMakeBuild(build_ext):
         subprocess.run(["cmake", "--build", BUILD], check=True, env=_environment())
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(BUILD / "_C.abi3.so", target)
+        for library in BUILD.glob("_C*.abi3.so"):  # that of the CPU, and that of CUDA where it was built
+            shutil.copy2(library, target.with_name(library.name))
 
     def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + ".abi3.so"

@@ -13,6 +13,7 @@ import torch
 from lrd_kernels import _load
 
 BACKENDS = ("cpu", "triton", "cuda", "reference")
+LEAST_CAPABILITY = (7, 5)  # of a GPU, for the CUDA kernels
 OF_DEVICE = {"cpu": "cpu", "triton": "cuda", "cuda": "cuda"}
 
 
@@ -36,7 +37,7 @@ def backends() -> dict[str, BackendStatus]:
     return {
         "cpu": cpu,
         "triton": _triton(),
-        "cuda": BackendStatus(False, "this version has no CUDA kernels"),
+        "cuda": _cuda(),
         "reference": BackendStatus(True, "plain torch in float64, on any device"),
     }
 
@@ -54,6 +55,20 @@ def _triton() -> BackendStatus:
     return BackendStatus(True, f"Triton kernels on {torch.cuda.get_device_name()}")
 
 
+@functools.cache
+def _cuda() -> BackendStatus:
+    if _load.cuda_error is not None:
+        return BackendStatus(False, _load.cuda_error)
+    if not torch.cuda.is_available():
+        return BackendStatus(False, "CUDA kernels need a GPU that torch can use")
+    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        wanted = ".".join(map(str, LEAST_CAPABILITY))
+        return BackendStatus(
+            False, f"CUDA kernels need compute capability {wanted}, which {torch.cuda.get_device_name()} does not have"
+        )
+    return BackendStatus(True, f"CUDA kernels on {torch.cuda.get_device_name()}")
+
+
 def triton_interprets() -> bool:
     """Whether Triton runs its kernels on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
@@ -67,6 +82,8 @@ def _serves(name: str, device_type: str) -> bool:
         return device_type == "cpu" and _load.cpu_error is None
     if name == "triton":
         return device_type == ("cpu" if triton_interprets() else "cuda") and _triton().available
+    if name == "cuda":
+        return device_type == "cuda" and _cuda().available
     return False
 
 
@@ -74,8 +91,8 @@ def choose(asked: str | None, device_type: str) -> str:
     """The backend for tensors on `device_type`. One that was asked for by name serves or raises."""
     name = asked if asked is not None else _forced
     if name is None:
-        own = "triton" if device_type == "cuda" else "cpu"
-        return own if _serves(own, device_type) else "reference"
+        own = ("triton", "cuda") if device_type == "cuda" else ("cpu",)
+        return next((name for name in own if _serves(name, device_type)), "reference")
     if _serves(name, device_type):
         return name
     _decline(name, device_type)

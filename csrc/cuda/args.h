@@ -23,6 +23,7 @@ struct Columns {
 
 // The S-sized inputs of a Gaussian beside its factor.
 struct Rows {
+  bool weighted;     // by 1 / D; otherwise all weights are 1, and there is nothing but rows
   const void* diag;  // [B, S]
   int64_t diag_b, diag_s;
   bool exp_diag;  // D = eps + exp(min(diag, limit))
@@ -38,7 +39,7 @@ struct Rows {
 
 struct GramArgs {
   Columns columns;
-  Rows rows;             // diag null: all weights are 1
+  Rows rows;
   const int32_t* again;  // [B]: only the items for which it is set
   double* gram;          // [B, splits, total, total], tiles at or below the diagonal; null: not wanted
   double* u;             // [B, splits, N, total]

@@ -40,7 +40,7 @@ void launch_gram(const Gpu& gpu, const Tensor& like, int64_t B, const Columns& c
     });
   }
   plan = plan_gram(B, rows.S, K, N, wide, want_gram);
-  double* log_sums = rows.diag ? doubles(to.log_diag) : nullptr;
+  double* log_sums = rows.weighted ? doubles(to.log_diag) : nullptr;
   gpu.launch(
       add_slots_kernel, plan.add,
       AddArgs{again, const_doubles(gram), const_doubles(u), const_doubles(quad), const_doubles(log_diag),

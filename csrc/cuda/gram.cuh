@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 1) gram_kernel(const GramArgs p) {
       double ys[kGramValues] = {};
       if (row < end && is_present(rows, b, row)) {
         own = 1;
-        if (rows.diag) {
+        if (rows.weighted) {
           double slope;
           const double d = diag_of<T>(rows, b, row, &slope);
           const double root = sqrt(1.0 / d);
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 1) gram_kernel(const GramArgs p) {
     if (u_slice == 0 && u_value < p.values && column < total)
       p.u[(slot * rows.N + p.first_value + u_value) * total + column] = u[0];
   }
-  if (i == 0 && j == 0 && rows.diag) {
+  if (i == 0 && j == 0 && rows.weighted) {
     double of_rows[kGramValues + 1];  // of the warp, then of the block
     for (int n = 0; n < kGramValues; ++n) of_rows[n] = warp_sum(quads[n]);
     of_rows[kGramValues] = warp_sum(logs.value());

@@ -25,6 +25,7 @@ Inputs::Inputs(const Tensor& factor_, const Tensor& diag, const std::optional<Te
   STD_TORCH_CHECK(diag.size(1) == S && (F == 0 ? B == 0 : B % F == 0), "lrd: cov_diag does not fit cov_factor");
   STD_TORCH_CHECK(!loc || value, "lrd: loc without value");
   check_vector(diag, factor);
+  rows.weighted = true;
   rows.diag = diag.const_data_ptr();
   rows.diag_b = diag.stride(0);
   rows.diag_s = diag.stride(1);

@@ -77,6 +77,23 @@ extern "C" AOTITorchError __wrap_torch_get_mutable_data_ptr(AtenTensorHandle ten
   return remember(tensor, *data, true);
 }
 
+// New memory holds no number before a kernel writes one: every byte is 255, which is NaN in all four dtypes.
+extern "C" AOTITorchError __real_aoti_torch_empty_strided(int64_t dims, const int64_t* sizes, const int64_t* strides,
+                                                          int32_t dtype, int32_t device, int32_t index,
+                                                          AtenTensorHandle* tensor);
+extern "C" AOTITorchError __wrap_aoti_torch_empty_strided(int64_t dims, const int64_t* sizes, const int64_t* strides,
+                                                          int32_t dtype, int32_t device, int32_t index,
+                                                          AtenTensorHandle* tensor) {
+  if (AOTITorchError error = __real_aoti_torch_empty_strided(dims, sizes, strides, dtype, device, index, tensor))
+    return error;
+  void* data = nullptr;
+  int64_t bytes = 0;
+  if (AOTITorchError error = aoti_torch_get_data_ptr(*tensor, &data)) return error;
+  if (AOTITorchError error = aoti_torch_get_storage_size(*tensor, &bytes)) return error;
+  if (bytes > 0) std::memset(data, 255, static_cast<size_t>(bytes));
+  return AOTI_TORCH_SUCCESS;
+}
+
 // Of torch's CUDA half.
 extern "C" AOTITorchError aoti_torch_create_cuda_guard(int32_t, CUDAGuardHandle*) { return AOTI_TORCH_SUCCESS; }
 extern "C" AOTITorchError aoti_torch_delete_cuda_guard(CUDAGuardHandle) { return AOTI_TORCH_SUCCESS; }

@@ -13,7 +13,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -87,9 +88,9 @@ def split(text: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def ptx_of(name: str, texts: Sequence[str] | None = None) -> str:
-    """The PTX of one kernel: its file without the others."""
-    for text in sources() if texts is None else texts:
+def ptx_of(name: str, texts: Sequence[str] = ()) -> str:
+    """The PTX of one kernel, in other texts or in the library: its file without the others."""
+    for text in (*texts, *sources()):
         if name in split(text):
             kept, end = "", 0
             for other, (first, last) in split(text).items():
@@ -99,27 +100,36 @@ def ptx_of(name: str, texts: Sequence[str] | None = None) -> str:
     raise KeyError(name)
 
 
-@functools.lru_cache(maxsize=None)
-def kernel(name: str, race: bool, stats: bool, texts: tuple[str, ...] | None = None) -> Kernel:
+@functools.cache
+def kernel(name: str, race: bool, stats: bool, texts: tuple[str, ...] = ()) -> Kernel:
     return Kernel(ptx_of(name, texts), name, race=race, stats=stats)
 
 
-class Emulation:
-    """Launches as they happened."""
+@dataclass(frozen=True)
+class Launched:
+    """A launch as it happened."""
 
-    def __init__(self, **options):
-        self.options = options
-        self.launches: list[tuple[str, Result]] = []
+    name: str
+    grid: int
+    block: int
+    shared: int
+    result: Result
+
+    def traffic(self, tensor: torch.Tensor) -> BufferTraffic:
+        """What it moved of a tensor's memory."""
+        return self.result.stats.buffers[hex(tensor.untyped_storage().data_ptr())]
+
+
+class Emulation:
+    """The launches, and what went wrong."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launched] = []
         self.failure: BaseException | None = None
 
-    def last(self, part: str) -> Result:
-        """The last launch of a kernel with this in its name."""
-        return next(result for name, result in reversed(self.launches) if part in name)
-
-
-def traffic_of(result: Result, tensor: torch.Tensor) -> BufferTraffic:
-    """What a launch moved of a tensor's memory."""
-    return result.stats.buffers[hex(tensor.untyped_storage().data_ptr())]
+    def of(self, part: str) -> list[Launched]:
+        """Launches of a kernel with this in its name."""
+        return [launch for launch in self.launches if part in launch.name]
 
 
 class _PerOp(TorchDispatchMode):
@@ -148,22 +158,20 @@ def emulated_gpu(
     stats: bool = False,
     order: str | int = "forward",
     shared_limit: int = SMALLEST_SHARED,
-    texts: tuple[str, ...] | None = None,
-    choose: Callable[[str], bool] = lambda name: True,
+    texts: tuple[str, ...] = (),
 ) -> Iterator[Emulation]:
-    """Inside, torch.ops.lrd_cuda runs on CPU tensors. `texts` is PTX to use instead of the library's; kernels that
-    `choose` refuses run without the detection of races."""
+    """Inside, torch.ops.lrd_cuda runs on CPU tensors. Kernels in `texts`, of PTX, take the place of the library's."""
     emulation = Emulation()
 
     def launch(name, grid, block, arguments, shared):
         try:
-            chosen = kernel(name.decode(), race and choose(name.decode()), stats, texts)
+            chosen = kernel(name.decode(), race, stats, texts)
             sizes = [param.size for param in chosen.params]
             values = [ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)]
             result = chosen.launch(
                 tuple(grid[:3]), tuple(block[:3]), values, shared=shared, order=order, memory=_known_memory()
             )
-            emulation.launches.append((name.decode(), result))
+            emulation.launches.append(Launched(name.decode(), grid[0], block[0], shared, result))
         except BaseException as error:  # nothing may pass through the C++ code between here and the caller
             emulation.failure = error
             return 1

@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "swap": {"distribution"},
     "testing": set(),
     "triton": {f"triton.{op}" for op in TRITON_OPS},
-    "triton.capacitance": set(),
+    "triton.capacitance": {"_load"},
     "triton.common": set(),
     "triton.configs": {"triton.common", "triton.configs_table"},
     "triton.configs_table": set(),
@@ -82,7 +82,11 @@ OUTSIDE = {
 MAY_INCLUDE = {
     "core": ({"core"}, ()),
     "cpu": ({"core", "cpu"}, ("torch/csrc/stable/", "torch/headeronly/", "Python.h", "dlfcn.h", "sys/mman.h")),
-    "testing": ({"core"}, ("pybind11/",)),
+    "cuda": (
+        {"cuda"},
+        ("torch/csrc/stable/", "torch/headeronly/", "Python.h", "cuda_runtime_api.h", "cuda_bf16.h", "cuda_fp16.h"),
+    ),
+    "testing": ({"core", "cuda"}, ("pybind11/", "torch/csrc/stable/", "torch/csrc/inductor/aoti_torch/c/shim.h")),
 }
 
 
