@@ -77,6 +77,23 @@ struct CapacitanceArgs {
   int panel, panels;  // of the blocked kernels
 };
 
+// Above the rank of the blocked kernels, around torch's own routines.
+struct PrepareArgs {
+  const double* gram;                  // [B, R, R]
+  double *matrix, *nudged, *identity;  // I + G, the same with a little more on its diagonal, and I [R, R]
+  int64_t B, R;
+};
+
+// The lower triangle of `first`, or of `second` where `failed` is set, to a contiguous [B, R, R], zeros above.
+struct TakeArgs {
+  const int32_t* again;   // [B]: only the items for which it is set
+  const int32_t* failed;  // [B]; may be null
+  const double *first, *second;
+  int64_t stride_b, stride_i, stride_j;  // of both
+  double* to;
+  int64_t B, R;
+};
+
 struct JudgeArgs {
   const double *gram, *quad, *z, *maha;
   const double* summary;  // [B, 2]: growth, log det Sigma

@@ -1,6 +1,7 @@
 // lrd_cuda::capacitance_fwd.
 #include "capacitance.cuh"
 #include "capacitance_blocked.cuh"
+#include "capacitance_library.cuh"
 #include "ops.h"
 
 namespace lrd::cuda {
@@ -17,6 +18,7 @@ void launch_capacitance(const Gpu& gpu, const Tensor& like, int64_t B, Capacitan
   } else {
     std::optional<Tensor> chol;
     if (!args.chol) args.chol = doubles(chol.emplace(empty_doubles(like, {B, args.R, args.R})));
+    if (args.R > kBlockedRank) factorise_by_library(gpu, like, B, plan, args);
     args.panels = static_cast<int>(plan.panels);
     for (args.panel = 0; args.panel < args.panels; ++args.panel) {
       gpu.launch(factor_panel_kernel, plan.factor(args.panel, B), args);

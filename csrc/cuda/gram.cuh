@@ -12,6 +12,10 @@ constexpr int kGramRows = gram_rows(kTile, sizeof(A) == 8);
 template <class A, int kTile>
 constexpr int kGramPitch = gram_pitch(kTile, sizeof(A) == 8);
 
+// Blocks that a multiprocessor is to hold at a time: what registers allow without spills.
+template <class A>
+constexpr int kGramBlocksOfGpu = sizeof(A) == 8 ? 1 : 2;
+
 // A sum of logarithms by a product of mantissas and a sum of exponents: one logarithm for many numbers.
 struct LogSum {
   double product = 1.0;
@@ -70,7 +74,7 @@ __device__ __forceinline__ void add_parts(double (&own)[count], int part, int pa
 }
 
 template <class T, class A, int kTile>
-__global__ void __launch_bounds__(kThreads, 1) gram_kernel(const GramArgs p) {
+__global__ void __launch_bounds__(kThreads, kGramBlocksOfGpu<A>) gram_kernel(const GramArgs p) {
   constexpr int kRows = kGramRows<A, kTile>, kLd = kGramPitch<A, kTile>;
   constexpr int kAcross = kTile / 4, kParts = kThreads / (kAcross * kAcross);  // threads of a tile, 4 x 4 numbers each
   constexpr int kFlush = sizeof(A) == 8 ? 1 : 128 * kParts / kRows;            // float32 sums of 128 rows go to double
@@ -178,11 +182,20 @@ __global__ void __launch_bounds__(kThreads, 1) gram_kernel(const GramArgs p) {
   if (p.gram) {
     double* gram = p.gram + slot * total * total;
     add_parts(sums, part, kParts, tid % (kAcross * kAcross), kAcross * kAcross, memory);
+    // By way of shared memory, so that neighbouring threads store neighbouring numbers: every fourth row at a time.
 #pragma unroll
-    for (int e = 0; e < 16; ++e) {
-      const int row = i * kTile + ty + e / 4, column = j * kTile + tx + e % 4;
-      if (part == 0 && row < total && column < total) gram[static_cast<int64_t>(row) * total + column] = sums[e];
+    for (int m = 0; m < 4; ++m) {
+      __syncthreads();
+      if (part == 0)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) memory[ty / 4 * kTile + tx + n] = sums[4 * m + n];
+      __syncthreads();
+      for (int e = tid; e < kAcross * kTile; e += kThreads) {
+        const int row = i * kTile + e / kTile * 4 + m, column = j * kTile + e % kTile;
+        if (row < total && column < total) gram[static_cast<int64_t>(row) * total + column] = memory[e];
+      }
     }
+    __syncthreads();
   }
   if (has_values) {
     add_parts(u, u_slice, u_slices, tid % (kTile * padded), kTile * padded, memory);

@@ -71,9 +71,10 @@ inline Launch plan_mean(int64_t B, int64_t S) { return {divide_up(B * S, kThread
 
 // ---- capacitance_fwd ----
 
-constexpr int64_t kFusedRank = 128;  // up to which one block does all of a matrix in shared memory
-constexpr int64_t kFusedValues = 8;  // up to which that block solves for the values as well
-constexpr int64_t kPanel = 32;       // columns of a block of the factorisation above
+constexpr int64_t kFusedRank = 128;     // up to which one block does all of a matrix in shared memory
+constexpr int64_t kFusedValues = 8;     // up to which that block solves for the values as well
+constexpr int64_t kBlockedRank = 1024;  // up to which the blocked kernels serve; torch's own routines do above
+constexpr int64_t kPanel = 32;          // columns of a block of the factorisation above
 
 struct CapacitancePlan {
   bool fused = false;
@@ -82,6 +83,7 @@ struct CapacitancePlan {
   Launch whole;    // fused: block per b
   Launch inverse;  // block (tile of columns, b), for each panel of rows
   Launch finish;   // block per b
+  Launch entries;  // around torch's routines: thread per number
   Launch solve;    // block (n, b)
   // Of panel p: block (tile of rows at or below it, b).
   Launch factor(int64_t p, int64_t B) const { return {B * (panels - p), kThreads, 0}; }
@@ -97,8 +99,12 @@ inline CapacitancePlan plan_capacitance(int64_t B, int64_t N, int64_t R, int64_t
   if (plan.fused) {
     plan.whole = {B, R <= 16 ? 64 : R <= 32 ? 128 : kThreads, fused_bytes(R)};
   } else {
-    plan.panels = divide_up(R, kPanel);
-    plan.inverse = {B * plan.panels, kThreads, 0};
+    if (R <= kBlockedRank) {
+      plan.panels = divide_up(R, kPanel);
+      plan.inverse = {B * plan.panels, kThreads, 0};
+    } else {
+      plan.entries = {divide_up(B * R * R, kThreads), kThreads, 0};
+    }
     plan.finish = {B, kThreads, 0};
   }
   if (!plan.solves) plan.solve = {B * N, kThreads, R * 8};

@@ -29,6 +29,7 @@ py::dict capacitance(int64_t B, int64_t N, int64_t R, int64_t shared_limit) {
   to["panels"] = plan.panels;
   to["whole"] = shown(plan.whole);
   to["inverse"] = shown(plan.inverse);
+  to["entries"] = shown(plan.entries);
   to["finish"] = shown(plan.finish);
   to["solve"] = shown(plan.solve);
   if (!plan.fused) to["factor"] = shown(plan.factor(0, B));

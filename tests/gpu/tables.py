@@ -7,6 +7,7 @@ from pathlib import Path
 
 import compiled
 import torch
+import cuda_tables
 import traffic
 import triton
 
@@ -98,6 +99,8 @@ states. No kernel is faster than this; how near these come has not been seen.
 The forward pass alone on the card of the paper, beside what the paper plots for a log-likelihood by torch's functions:
 
 {paper}
+
+{cuda}
 """
 
 
@@ -111,6 +114,7 @@ def main() -> None:
         moved="\n".join(moved()),
         bounds="\n".join(bounds()),
         paper="\n".join(beside_paper()),
+        cuda=cuda_tables.section(),
     )
     OUTPUT.write_text(text)
 

@@ -102,9 +102,9 @@ def test_no_kernel_spills(architecture):
     found = assemble(architecture)
     assert {readable(name)[0] for name in found} == {
         *("gram", "add_slots", "mean", "capacitance", "factor_panel", "inverse_panel", "capacitance_finish", "solve"),
-        *("judge", "settle", "log_prob_bwd", "project_fold"),
+        *("prepare", "take", "judge", "settle", "log_prob_bwd", "project_fold"),
     }
-    assert len([name for name in found if "11gram_kernel" in name]) == 21  # seven pairs of types, three tiles
+    assert len([name for name in found if "gram_kernel" in name]) == 21  # seven pairs of types, three tiles
     for name, taken in found.items():
         assert taken.spills == taken.stack == 0, (name, taken)
         assert taken.registers <= 255, (name, taken)
@@ -126,7 +126,7 @@ def test_plans_fit_every_gpu(wide, limit):
         capacitance = core.plan_capacitance(B, 9, R, limit)
         launches = [gram["sums"], gram["add"], core.plan_mean(B, S), *core.plan_log_prob_fwd(B)]
         launches += [plan["launch"] for plan in rows_plans]
-        launches += [capacitance[key] for key in ("whole", "inverse", "finish", "solve")]
+        launches += [capacitance[key] for key in ("whole", "inverse", "entries", "finish", "solve")]
         for grid, block, shared in launches:
             assert 0 <= grid < 2**31 or B * S >= 10**11
             assert block % 32 == 0

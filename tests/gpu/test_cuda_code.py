@@ -156,7 +156,7 @@ def test_capacitance(R, shared_limit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("R", [33, 512])
+@pytest.mark.parametrize("R", [33, 512, 1030])
 def test_capacitance_of_other_ranks(R):
     check_capacitance(R, 1, LARGEST_SHARED)
 
