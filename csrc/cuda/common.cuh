@@ -11,6 +11,10 @@
 
 namespace lrd::cuda {
 
+// Blocks that a multiprocessor is to hold at a time: as many as registers allow without spills.
+template <class A>
+constexpr int kResident = sizeof(A) == 8 ? 1 : 2;
+
 template <class A, class T>
 __device__ __forceinline__ A widen(T x) {
   if constexpr (sizeof(T) == 2)

@@ -12,10 +12,6 @@ constexpr int kGramRows = gram_rows(kTile, sizeof(A) == 8);
 template <class A, int kTile>
 constexpr int kGramPitch = gram_pitch(kTile, sizeof(A) == 8);
 
-// Blocks that a multiprocessor is to hold at a time: what registers allow without spills.
-template <class A>
-constexpr int kGramBlocksOfGpu = sizeof(A) == 8 ? 1 : 2;
-
 // A sum of logarithms by a product of mantissas and a sum of exponents: one logarithm for many numbers.
 struct LogSum {
   double product = 1.0;
@@ -74,7 +70,7 @@ __device__ __forceinline__ void add_parts(double (&own)[count], int part, int pa
 }
 
 template <class T, class A, int kTile>
-__global__ void __launch_bounds__(kThreads, kGramBlocksOfGpu<A>) gram_kernel(const GramArgs p) {
+__global__ void __launch_bounds__(kThreads, kResident<A>) gram_kernel(const GramArgs p) {
   constexpr int kRows = kGramRows<A, kTile>, kLd = kGramPitch<A, kTile>;
   constexpr int kAcross = kTile / 4, kParts = kThreads / (kAcross * kAcross);  // threads of a tile, 4 x 4 numbers each
   constexpr int kFlush = sizeof(A) == 8 ? 1 : 128 * kParts / kRows;            // float32 sums of 128 rows go to double
