@@ -66,9 +66,9 @@ one value at its mean; forward is the Gram pass, backward the pass that makes al
 
 {side_by_side}
 
-What each is chosen for: on a GPU the Triton kernels serve the passes over the outputs where Triton is installed, and the
-CUDA kernel their R x R matrices up to rank 1024; without Triton the CUDA kernels serve all. `backend="cuda"` asks for
-them by name. Nobody has timed one against the other."""
+What each is chosen for: on a GPU the Triton kernels serve the passes over the outputs where Triton is installed, and
+the CUDA kernel their R x R matrices up to rank 1024; without Triton the CUDA kernels serve all. `backend="cuda"` asks
+for them by name. Nobody has timed one against the other."""
 
 
 def section() -> str:

@@ -6,8 +6,8 @@ import datetime
 from pathlib import Path
 
 import compiled
-import torch
 import cuda_tables
+import torch
 import traffic
 import triton
 
