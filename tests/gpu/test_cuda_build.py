@@ -1,6 +1,7 @@
-"""The CUDA library as it is built: symbols, architectures, registers, plans; and that the check of its code can fail."""
+"""The CUDA library as it is built: symbols, architectures, registers, plans; and that a broken kernel is caught."""
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -111,9 +112,7 @@ def test_no_kernel_spills(architecture):
         assert taken.shared <= 48 * 1024, (name, taken)
 
 
-SIZES = [
-    (B, S, R) for B in (0, 1, 3, 1000) for S in (0, 1, 100, 65537, 10**8) for R in (0, 1, 7, 8, 64, 129, 512, 1024)
-]
+SIZES = list(itertools.product((0, 1, 3, 1000), (0, 1, 100, 65537, 10**8), (0, 1, 7, 8, 64, 129, 512, 1024)))
 
 
 @pytest.mark.parametrize("limit", sorted(set(SHARED_LIMIT.values())))
@@ -210,12 +209,8 @@ def test_the_triton_backend_takes_the_capacitance_kernel(monkeypatch):
     import lrd_kernels.triton
     from lrd_kernels.triton import capacitance
 
-    inputs = (
-        torch.eye(5).double()[None],
-        torch.ones(1, 2, 5).double(),
-        torch.ones(1, 2).double(),
-        torch.ones(1).double(),
-    )
+    inputs = (torch.eye(5)[None], torch.ones(1, 2, 5), torch.ones(1, 2), torch.ones(1))
+    inputs = tuple(t.double() for t in inputs)
     plain = lrd_kernels.triton.OPS["capacitance_fwd"](*inputs)
     monkeypatch.setattr(capacitance, "_serves", lambda gram: True)
     with emulated_gpu() as gpu:

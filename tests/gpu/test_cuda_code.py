@@ -227,7 +227,7 @@ def test_nothing_to_do(shape):
         torch.testing.assert_close(got.double(), right.reshape(got.shape), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("maha, logdet", [(1.0, 0.0), (0.0, 1.0)], ids=["mahalanobis", "logdet"])
+@pytest.mark.parametrize(("maha", "logdet"), [(1.0, 0.0), (0.0, 1.0)], ids=["mahalanobis", "logdet"])
 def test_one_term_alone_with_sums_over_the_values(maha, logdet):
     inputs = arguments(70, 5, 2, 1, 6, torch.float32, "row", False)
     with emulated_gpu():

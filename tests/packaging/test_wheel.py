@@ -106,10 +106,13 @@ def test_python_abi_is_limited(wheel, run_command):
 
 
 @pytest.mark.skipif("_C_cuda.abi3.so" not in LIBRARIES, reason="nvcc is not installed: the wheel has no CUDA kernels")
-def test_cuda_library_has_machine_code_for_every_gpu(unpacked):
-    """By the names that the assembler leaves in each part of the library."""
-    held = (unpacked / "lrd_kernels/_C_cuda.abi3.so").read_bytes()
-    assert {int(number) for number in re.findall(rb"sm_(\d+)", held)} >= ARCHITECTURES
+def test_cuda_library_has_machine_code_for_every_gpu(unpacked, run_command):
+    from emulated_cuda import find_cuobjdump
+
+    library = unpacked / "lrd_kernels/_C_cuda.abi3.so"
+    held = run_command(find_cuobjdump(), "--list-elf", "--list-ptx", library).stdout
+    assert {int(number) for number in re.findall(r"sm_(\d+)\.cubin", held)} == ARCHITECTURES
+    assert "sm_75.ptx" in held
 
 
 def test_auditwheel_agrees_with_the_name(wheel, run_command):
