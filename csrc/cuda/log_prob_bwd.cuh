@@ -64,7 +64,7 @@ __device__ __forceinline__ double logdet_weight(const BackwardArgs& p, int64_t b
 
 // Block (block of rows, f).
 template <class T, class A>
-__global__ void __launch_bounds__(kThreads, kResident<A>) log_prob_bwd_kernel(const BackwardArgs p) {
+__global__ void __launch_bounds__(kThreads, 1) log_prob_bwd_kernel(const BackwardArgs p) {
   extern __shared__ double memory[];
   const int rows = p.block_rows, R = p.R, pitch = p.pitch, tid = threadIdx.x, lane = tid % kWarp, warp = tid / kWarp;
   double* w = memory;  // [rows], as the next ones; 0 where a row is not there
