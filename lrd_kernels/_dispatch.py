@@ -74,6 +74,11 @@ def triton_interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def device_of(name: str) -> str:
+    """The type of device whose tensors a backend takes; "cpu" for the reference, which takes any."""
+    return "cpu" if name == "triton" and triton_interprets() else OF_DEVICE.get(name, "cpu")
+
+
 def _serves(name: str, device_type: str) -> bool:
     """Whether a backend takes tensors of a device; asked with every call."""
     if name == "reference":
@@ -81,7 +86,7 @@ def _serves(name: str, device_type: str) -> bool:
     if name == "cpu":
         return device_type == "cpu" and _load.cpu_error is None
     if name == "triton":
-        return device_type == ("cpu" if triton_interprets() else "cuda") and _triton().available
+        return device_type == device_of(name) and _triton().available
     if name == "cuda":
         return device_type == "cuda" and _cuda().available
     return False
@@ -104,7 +109,7 @@ def _decline(name: str, device_type: str) -> NoReturn:
     if not status.available:
         others = "; ".join(f"{other}: {s.detail}" for other, s in backends().items() if other != name)
         raise RuntimeError(f"backend {name!r} is not available: {status.detail}. The others: {others}")
-    where = "'cpu' (TRITON_INTERPRET=1 is set)" if name == "triton" and triton_interprets() else repr(OF_DEVICE[name])
+    where = repr(device_of(name)) + (" (TRITON_INTERPRET=1 is set)" if name == "triton" and triton_interprets() else "")
     raise RuntimeError(f"backend {name!r} serves tensors on {where}, not on {device_type!r}")
 
 

@@ -15,6 +15,8 @@ from cuda_resources import ARCHITECTURES, assemble, readable
 from emulated_cuda import emulated_gpu
 from ptxemu import KernelFault, cuda
 
+from lrd_kernels import _dispatch, _load
+
 if reason := emulated_cuda.why_not():
     pytest.skip(reason, allow_module_level=True)
 
@@ -218,3 +220,27 @@ def test_the_triton_backend_takes_the_capacitance_kernel(monkeypatch):
     assert len(gpu.launches) == 1
     for a, b in zip(found, plain, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_serves_gpus_where_triton_does_not(monkeypatch):
+    monkeypatch.setattr(_dispatch, "_serves", lambda name, device: name == "cuda" and device == "cuda")
+    assert _dispatch.choose(None, "cuda") == "cuda"
+    assert _dispatch.choose(None, "cpu") == "reference"
+
+
+@pytest.mark.parametrize(
+    ("present", "capability", "said"),
+    [
+        (False, None, "CUDA kernels need a GPU that torch can use"),
+        (True, (7, 0), "need compute capability 7.5, which an old one does not have"),
+        (True, (9, 0), None),
+    ],
+)
+def test_says_what_it_needs_of_a_gpu(monkeypatch, present, capability, said):
+    monkeypatch.setattr(_load, "cuda_error", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an old one")
+    status = _dispatch._cuda.__wrapped__()
+    assert status.available == (said is None)
+    assert said is None or said in status.detail

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "distribution": {"_forward", "_operations", "_validate", "functional", "reference"},
     "functional": {"_autograd", "_batch", "_dispatch", "_forward", "_schemas", "_validate", "reference"},
     "gradients": {"_validate"},
-    "info": {"", "_load", "functional", "reference", "testing"},
+    "info": {"", "_dispatch", "_load", "functional", "reference", "testing"},
     "joint": {"_ops", "_stack", "_truncation", "_validate", "distribution", "functional"},
     "kl": {"distribution", "functional"},
     "reference": set(),
