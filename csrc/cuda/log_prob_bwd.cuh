@@ -69,8 +69,10 @@ __global__ void __launch_bounds__(kThreads, 1) log_prob_bwd_kernel(const Backwar
   const int rows = p.block_rows, R = p.R, pitch = p.pitch, tid = threadIdx.x, lane = tid % kWarp, warp = tid / kWarp;
   double* w = memory;  // [rows], as the next ones; 0 where a row is not there
   double *slope = w + rows, *there = w + 2 * rows, *of_diag = w + 3 * rows, *summed = w + 4 * rows;
-  double* coefficients = w + 6 * rows;  // [kBackwardValues, rows]: differences, then 2 weight a
-  A* small = reinterpret_cast<A*>(coefficients + kBackwardValues * rows);
+  double* coefficients = w + 6 * rows;                   // [kBackwardValues, rows]: differences, then 2 weight a
+  double* held = coefficients + kBackwardValues * rows;  // z of these values, up to kHeldRank
+  const bool holds = R <= kHeldRank;
+  A* small = reinterpret_cast<A*>(held + (holds ? kBackwardValues * R : 0));
   A* block = small + kBasisTile * kSmallPitch;                 // [rows, pitch]
   A* total = p.separate_total ? block + rows * pitch : block;  // of the gradient
   const int64_t f = blockIdx.x / p.blocks, begin = blockIdx.x % p.blocks * rows, S = p.rows.S, N = p.rows.N;
@@ -110,13 +112,16 @@ __global__ void __launch_bounds__(kThreads, 1) log_prob_bwd_kernel(const Backwar
         const bool used = there[i] != 0.0 && p.value_info[b * N + first + n] == 0;
         coefficients[e] = used ? difference<T>(p.rows, b, first + n, begin + i) : 0.0;
       }
-      __syncthreads();
       const double* z = p.z + (b * N + first) * R;
+      if (holds)
+        for (int e = tid; e < values * R; e += kThreads) held[e] = z[e];
+      const auto z_of = [=](int n, int j) { return holds ? held[n * R + j] : z[n * R + j]; };
+      __syncthreads();
       for (int i = warp; i < rows; i += kThreads / kWarp) {
         double own = 0.0, of_row = 0.0;  // lane n has what is of value n
         for (int n = 0; n < values; ++n) {
           double along = 0.0;
-          for (int j = lane; j < R; j += kWarp) along += static_cast<double>(block[i * pitch + j]) * z[n * R + j];
+          for (int j = lane; j < R; j += kWarp) along += static_cast<double>(block[i * pitch + j]) * z_of(n, j);
           along = warp_sum(along);
           if (lane == n) own = along;
         }
@@ -145,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, 1) log_prob_bwd_kernel(const Backwar
         for (int e = tid; e < rows * R; e += kThreads, walk.next()) {
           A pull = 0;
           for (int n = 0; n < values; ++n)
-            pull += static_cast<A>(coefficients[n * rows + walk.row()]) * static_cast<A>(z[n * R + walk.column()]);
+            pull += static_cast<A>(coefficients[n * rows + walk.row()]) * static_cast<A>(z_of(n, walk.column()));
           total[walk.row() * pitch + walk.column()] -= pull;
         }
       }
@@ -178,7 +183,8 @@ __global__ void __launch_bounds__(kThreads, 1) log_prob_bwd_kernel(const Backwar
         const int i = walk.row(), at = i * pitch + walk.column();
         A pull = p.need_logdet ? block[at] * static_cast<A>(2.0 * weight * w[i]) : A(0);
         for (int n = 0; n < values; ++n)
-          pull -= static_cast<A>(coefficients[n * rows + i]) * static_cast<A>(z[n * R + walk.column()]);
+          pull -= static_cast<A>(coefficients[n * rows + i]) *
+                  static_cast<A>(holds ? held[n * R + walk.column()] : z[n * R + walk.column()]);
         total[at] = p.separate_total ? total[at] + pull : pull;
       }
     }

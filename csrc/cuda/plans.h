@@ -131,13 +131,13 @@ struct RowsPlan {
 };
 
 // `held` copies of a block of rows of `columns`, of which `made` columns are made; `row_doubles` more numbers for each
-// row; `items` of S rows.
-inline RowsPlan plan_rows(int64_t items, int64_t S, int64_t columns, int64_t made, int held, int row_doubles, bool wide,
-                          int64_t shared_limit) {
+// row, and `more_doubles` for all; `items` of S rows.
+inline RowsPlan plan_rows(int64_t items, int64_t S, int64_t columns, int64_t made, int held, int row_doubles,
+                          int64_t more_doubles, bool wide, int64_t shared_limit) {
   RowsPlan plan;
   plan.width = made <= 8 ? 8 : made <= 16 ? 16 : kBasisTile;
   plan.pitch = static_cast<int>(columns | 1);
-  const int64_t small = kBasisTile * (kBasisTile + 1) * element_bytes(wide);
+  const int64_t small = kBasisTile * (kBasisTile + 1) * element_bytes(wide) + more_doubles * 8;
   const auto bytes = [&](int64_t rows) {
     return rows * (plan.pitch * held * element_bytes(wide) + row_doubles * 8) + small;
   };
@@ -151,17 +151,18 @@ inline RowsPlan plan_rows(int64_t items, int64_t S, int64_t columns, int64_t mad
 }
 
 constexpr int kBackwardValues = 4;  // values whose differences are held for a block of rows
+constexpr int64_t kHeldRank = 128;  // up to which their z are held, too
 
 // Held twice where the gradient of a factor is a sum over several Gaussians, or over more values than are held.
 inline RowsPlan plan_backward(int64_t F, int64_t per_factor, int64_t S, int64_t R, int64_t N, bool wide,
                               int64_t shared_limit) {
   const int held = per_factor > 1 || N > kBackwardValues ? 2 : 1;
-  return plan_rows(F, S, R, R, held, 6 + kBackwardValues, wide, shared_limit);
+  return plan_rows(F, S, R, R, held, 6 + kBackwardValues, R <= kHeldRank ? kBackwardValues * R : 0, wide, shared_limit);
 }
 
 // The tile of results waits in shared memory, too.
 inline RowsPlan plan_project(int64_t B, int64_t S, int64_t columns, int64_t K, bool wide, int64_t shared_limit) {
-  return plan_rows(B, S, columns, K, 1, 1 + kBasisTile + 1, wide, shared_limit);
+  return plan_rows(B, S, columns, K, 1, 1 + kBasisTile + 1, 0, wide, shared_limit);
 }
 
 }  // namespace lrd::cuda
