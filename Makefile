@@ -45,8 +45,8 @@ bench-quick: build ## a few points of the memory/time curves beside torch's clas
 	$(BIN)/python -m benchmarks.scaling --quick --restart
 
 wheel: $(STAMP) ## one wheel in dist/ for every later torch and Python
-	rm -rf dist build/lib* build/wheel && $(BIN)/python -m build --wheel --no-isolation -o build/wheel
-	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude libtorch_cpu.so -w dist build/wheel/*.whl
+	rm -rf dist build/lib* build/wheel && CMAKE_ARGS=-DLRD_TESTING=OFF $(BIN)/python -m build --wheel --no-isolation -o build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude libtorch_cpu.so --exclude libtorch_cuda.so -w dist build/wheel/*.whl
 
 lint: $(STAMP) ## style and types
 	$(BIN)/ruff check && $(BIN)/ruff format --check
@@ -60,4 +60,4 @@ sanitize: $(STAMP) ## the core's own tests under the address and undefined-behav
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/sanitize && build/sanitize/core_sanitize
 
 clean: ## removes what was built, not the environment
-	rm -rf build dist *.egg-info lrd_kernels/*.so tests/cpp/*.so
+	rm -rf build dist *.egg-info lrd_kernels/*.so tests/cpp/*.so tests/gpu/*.so

@@ -29,7 +29,9 @@ class CMakeBuild(build_ext):
         subprocess.run(["cmake", "--build", BUILD], check=True, env=_environment())
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(BUILD / "_C.abi3.so", target)
+        library = BUILD / target.name
+        if library.exists() or not ext.optional:
+            shutil.copy2(library, target)
 
     def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + ".abi3.so"
@@ -42,7 +44,10 @@ def _environment() -> dict[str, str]:
 
 
 setup(
-    ext_modules=[Extension("lrd_kernels._C", sources=[], py_limited_api=True)],
+    ext_modules=[
+        Extension("lrd_kernels._C", sources=[], py_limited_api=True),
+        Extension("lrd_kernels._C_cuda", sources=[], py_limited_api=True, optional=True),  # where nvcc is found
+    ],
     cmdclass={"build_ext": CMakeBuild},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

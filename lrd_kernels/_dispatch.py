@@ -13,6 +13,7 @@ import torch
 from lrd_kernels import _load
 
 BACKENDS = ("cpu", "triton", "cuda", "reference")
+LEAST_CAPABILITY = (7, 5)  # of a GPU, for the CUDA kernels
 OF_DEVICE = {"cpu": "cpu", "triton": "cuda", "cuda": "cuda"}
 
 
@@ -36,7 +37,7 @@ def backends() -> dict[str, BackendStatus]:
     return {
         "cpu": cpu,
         "triton": _triton(),
-        "cuda": BackendStatus(False, "this version has no CUDA kernels"),
+        "cuda": _cuda(),
         "reference": BackendStatus(True, "plain torch in float64, on any device"),
     }
 
@@ -54,9 +55,28 @@ def _triton() -> BackendStatus:
     return BackendStatus(True, f"Triton kernels on {torch.cuda.get_device_name()}")
 
 
+@functools.cache
+def _cuda() -> BackendStatus:
+    if _load.cuda_error is not None:
+        return BackendStatus(False, _load.cuda_error)
+    if not torch.cuda.is_available():
+        return BackendStatus(False, "CUDA kernels need a GPU that torch can use")
+    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        wanted = ".".join(map(str, LEAST_CAPABILITY))
+        return BackendStatus(
+            False, f"CUDA kernels need compute capability {wanted}, which {torch.cuda.get_device_name()} does not have"
+        )
+    return BackendStatus(True, f"CUDA kernels on {torch.cuda.get_device_name()}")
+
+
 def triton_interprets() -> bool:
     """Whether Triton runs its kernels on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def device_of(name: str) -> str:
+    """The type of device whose tensors a backend takes; "cpu" for the reference, which takes any."""
+    return "cpu" if name == "triton" and triton_interprets() else OF_DEVICE.get(name, "cpu")
 
 
 def _serves(name: str, device_type: str) -> bool:
@@ -66,7 +86,9 @@ def _serves(name: str, device_type: str) -> bool:
     if name == "cpu":
         return device_type == "cpu" and _load.cpu_error is None
     if name == "triton":
-        return device_type == ("cpu" if triton_interprets() else "cuda") and _triton().available
+        return device_type == device_of(name) and _triton().available
+    if name == "cuda":
+        return device_type == "cuda" and _cuda().available
     return False
 
 
@@ -74,8 +96,8 @@ def choose(asked: str | None, device_type: str) -> str:
     """The backend for tensors on `device_type`. One that was asked for by name serves or raises."""
     name = asked if asked is not None else _forced
     if name is None:
-        own = "triton" if device_type == "cuda" else "cpu"
-        return own if _serves(own, device_type) else "reference"
+        own = ("triton", "cuda") if device_type == "cuda" else ("cpu",)
+        return next((name for name in own if _serves(name, device_type)), "reference")
     if _serves(name, device_type):
         return name
     _decline(name, device_type)
@@ -87,7 +109,7 @@ def _decline(name: str, device_type: str) -> NoReturn:
     if not status.available:
         others = "; ".join(f"{other}: {s.detail}" for other, s in backends().items() if other != name)
         raise RuntimeError(f"backend {name!r} is not available: {status.detail}. The others: {others}")
-    where = "'cpu' (TRITON_INTERPRET=1 is set)" if name == "triton" and triton_interprets() else repr(OF_DEVICE[name])
+    where = repr(device_of(name)) + (" (TRITON_INTERPRET=1 is set)" if name == "triton" and triton_interprets() else "")
     raise RuntimeError(f"backend {name!r} serves tensors on {where}, not on {device_type!r}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-import torch  # noqa: F401  (loads libtorch, which the compiled library finds by its name)
+import torch  # which loads libtorch, for the compiled libraries to find by its name
 
 
 def _load_cpu() -> tuple[ModuleType | None, str | None]:
@@ -15,7 +15,21 @@ def _load_cpu() -> tuple[ModuleType | None, str | None]:
         return None, f"the compiled library lrd_kernels/_C.abi3.so did not load: {error}"
 
 
+def _load_cuda() -> str | None:
+    """Why there are no CUDA ops; None where they were loaded."""
+    if torch.version.cuda is None:
+        return f"CUDA kernels need a torch that was built for CUDA, this one is {torch.__version__}"
+    try:
+        importlib.import_module("lrd_kernels._C_cuda")
+    except ModuleNotFoundError:
+        return "this build has no CUDA kernels: nvcc was not there, or LRD_CUDA=OFF was given"
+    except ImportError as error:
+        return f"the compiled library lrd_kernels/_C_cuda.abi3.so did not load: {error}"
+    return None
+
+
 _cpu_library, cpu_error = _load_cpu()
+cuda_error = _load_cuda()
 
 
 def cpu_isa() -> str | None:

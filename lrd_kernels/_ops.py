@@ -52,7 +52,7 @@ def _late(name: str) -> Callable[..., Any]:
     return call
 
 
-# The compiled library registers the kernels of the first namespace.
+# The compiled libraries register the kernels of the CPU and of the CUDA namespace.
 _libraries = {namespace: _define(namespace) for namespace in _schemas.NAMESPACES.values()}
 for _name in _schemas.SCHEMAS:
     for _device in ("CPU", "CUDA"):  # on CPU tensors: Triton's interpreter

@@ -5,7 +5,7 @@ are scored against each Gaussian; `S` outputs, `R` rank. `value - loc` is the di
 With `eps`, `cov_diag` is raw and `D = eps + exp(cov_diag)`. `precision` is an index into `PRECISIONS`.
 """
 
-NAMESPACES = {"cpu": "lrd", "triton": "lrd_triton"}  # of torch.ops, by backend
+NAMESPACES = {"cpu": "lrd", "triton": "lrd_triton", "cuda": "lrd_cuda"}  # of torch.ops, by backend
 
 PRECISIONS = ("auto", "float64", "float32")  # of the ops
 DECLINING_AUTO = 3  # of log_prob_fwd: "auto", but what a Cholesky does not hold is a failure, for the caller to mend

@@ -11,7 +11,7 @@ import numpy
 import torch
 
 import lrd_kernels
-from lrd_kernels import _load, functional, reference, testing
+from lrd_kernels import _dispatch, _load, functional, reference, testing
 
 
 def report() -> list[str]:
@@ -49,13 +49,14 @@ def self_test(seconds: float = 5.0) -> list[str]:
         if time.monotonic() - start > seconds:
             break
         inputs = testing.make_inputs((2,), S, R, dtype=dtype, layout=layout)
-        actual = testing.value_and_grads(lambda *a, name=name: functional.log_prob(*a, backend=name), inputs)
+        own = [t.to(_dispatch.device_of(name)) for t in inputs]
+        actual = testing.value_and_grads(lambda *a, name=name: functional.log_prob(*a, backend=name), own)
         wide = [t.double() for t in inputs]
         truth = testing.value_and_grads(reference.log_prob, wide)
         plain = testing.value_and_grads(plain_log_prob, [t.float() for t in inputs])
         for what, a, t, p in zip(("log_prob", *testing.Inputs._fields), actual, truth, plain, strict=True):
             try:
-                testing.assert_within_budget(a, t, p, what)
+                testing.assert_within_budget(a.cpu(), t, p, what)
             except AssertionError as error:
                 failures.append(f"{name}, {dtype}, {layout}, S={S}, R={R}: {error}")
     return failures

@@ -11,6 +11,8 @@
 
 namespace py = pybind11;
 
+void bind_plans(py::module_& m);  // plans.cpp
+
 namespace {
 
 using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
@@ -89,4 +91,5 @@ PYBIND11_MODULE(_core_testing, m) {
   m.def("gram", &gram, py::arg("isa"), py::arg("dtype"), py::arg("float32"), py::arg("factor"), py::arg("diag"),
         py::arg("value"), py::arg("rows_per_call"));
   m.def("cholesky", &cholesky, py::arg("isa"), py::arg("gram"));
+  bind_plans(m);
 }

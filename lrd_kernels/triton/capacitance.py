@@ -1,13 +1,20 @@
-"""capacitance_fwd: the R-sized algebra in float64, by torch's batched routines; nothing is looked at on the host."""
+"""capacitance_fwd: the R-sized algebra in float64, by the CUDA kernel where that is there, else by torch's batched
+routines; nothing is looked at on the host."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from lrd_kernels import _load
+
+CUDA_RANK = 1024  # up to which the CUDA kernels are the better choice
+
 
 def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> tuple[Tensor, ...]:
     R = gram.shape[-1]
+    if R <= CUDA_RANK and _serves(gram):
+        return torch.ops.lrd_cuda.capacitance_fwd(*(t.contiguous() for t in (gram, u, quad, log_diag)))
     finite = gram.isfinite().all(-1).all(-1)
     safe = torch.where(finite[:, None, None], gram, 0)
     diagonal = safe.diagonal(dim1=-2, dim2=-1)  # [B, R]
@@ -24,3 +31,8 @@ def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> 
     good = finite & logdet.isfinite() & growth.isfinite()
     growth = torch.where(good, growth, torch.inf)
     return chol, chol_inv, y @ chol_inv, quad - y.square().sum(-1), logdet, growth
+
+
+def _serves(gram: Tensor) -> bool:
+    """Whether the CUDA kernel is there for this tensor."""
+    return gram.is_cuda and _load.cuda_error is None

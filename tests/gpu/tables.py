@@ -7,6 +7,7 @@ from pathlib import Path
 
 import accuracy
 import compiled
+import cuda_tables
 import torch
 import traffic
 import triton
@@ -130,6 +131,8 @@ states. No kernel is faster than this; how near these come has not been seen.
 The forward pass alone on the card of the paper, beside what the paper plots for a log-likelihood by torch's functions:
 
 {paper}
+
+{cuda}
 """
 
 
@@ -145,6 +148,7 @@ def main() -> None:
         errors="\n".join(errors()),
         bounds="\n".join(bounds()),
         paper="\n".join(beside_paper()),
+        cuda=cuda_tables.section(),
     )
     OUTPUT.write_text(text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import torch
@@ -33,16 +34,26 @@ class Traffic:
     all_bytes: float  # everything that both passes load and store in global memory
 
 
-def count(S: int, R: int, layout: str, dtype: torch.dtype = torch.float32, capability: int = 80) -> Traffic:
-    """Of the launches in float32, for a value at its mean, with which nothing is done again."""
+def arguments_of(S: int, R: int, layout: str, dtype: torch.dtype = torch.float32) -> tuple:
+    """For the ops: a value at its mean."""
     inputs = testing.make_inputs((1,), S, R, dtype=dtype, layout=layout)
-    P, D, value = inputs.cov_factor * 0.1, inputs.cov_diag + 10, inputs.loc[:, None]
-    arguments = (P, D, value, value, None, None)
+    value = inputs.loc[:, None]
+    return inputs.cov_factor * 0.1, inputs.cov_diag + 10, value, value, None, None
+
+
+def launches(arguments: tuple, capability: int = 80) -> tuple[Any, Any]:
+    """Forward and backward pass in float32."""
     with emulated_gpu(capability, stats=True) as gpu, mock.patch.object(configs, "architecture", return_value="sm_80"):
         result, *state = triton.OPS["log_prob_fwd"](*arguments, 2, None, None, -0.5, -0.5, 0.0)
         ones = torch.ones_like(result)
         triton.OPS["log_prob_bwd"](*arguments, 2, *state, ones, -0.5, -0.5, True, True, True, False)
-    forward, backward = gpu.last("_gram_fwd_kernel"), gpu.last("_log_prob_bwd_kernel")
+    return gpu.last("_gram_fwd_kernel"), gpu.last("_log_prob_bwd_kernel")
+
+
+def count(S: int, R: int, layout: str, dtype: torch.dtype = torch.float32, capability: int = 80) -> Traffic:
+    arguments = arguments_of(S, R, layout, dtype)
+    P = arguments[0]
+    forward, backward = launches(arguments, capability)
     size = P.numel() * P.element_size()
     return Traffic(
         forward.buffer("factor").bytes_read / size,

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "distribution": {"_forward", "_operations", "_validate", "functional", "reference"},
     "functional": {"_autograd", "_batch", "_dispatch", "_forward", "_schemas", "_validate", "reference"},
     "gradients": {"_validate"},
-    "info": {"", "_load", "functional", "reference", "testing"},
+    "info": {"", "_dispatch", "_load", "functional", "reference", "testing"},
     "joint": {"_ops", "_stack", "_truncation", "_validate", "distribution", "functional"},
     "kl": {"distribution", "functional"},
     "reference": set(),
@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "swap": {"distribution"},
     "testing": set(),
     "triton": {f"triton.{op}" for op in TRITON_OPS},
-    "triton.capacitance": set(),
+    "triton.capacitance": {"_load"},
     "triton.common": set(),
     "triton.configs": {"triton.common", "triton.configs_table"},
     "triton.configs_table": set(),
@@ -131,7 +131,11 @@ UQ_OUTSIDE = {
 MAY_INCLUDE = {
     "core": ({"core"}, ()),
     "cpu": ({"core", "cpu"}, ("torch/csrc/stable/", "torch/headeronly/", "Python.h", "dlfcn.h", "sys/mman.h")),
-    "testing": ({"core"}, ("pybind11/",)),
+    "cuda": (
+        {"cuda"},
+        ("torch/csrc/stable/", "torch/headeronly/", "Python.h", "cuda_runtime_api.h", "cuda_bf16.h", "cuda_fp16.h"),
+    ),
+    "testing": ({"core", "cuda"}, ("pybind11/", "torch/csrc/stable/", "torch/csrc/inductor/aoti_torch/c/shim.h")),
 }
 
 

@@ -10,8 +10,13 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.slow
+
+# The CUDA library is built where there is a compiler for it.
+LIBRARIES = {"_C.abi3.so"} | ({"_C_cuda.abi3.so"} if shutil.which("nvcc") else set())
+ARCHITECTURES = {75, 80, 86, 89, 90, 100, 120}
 
 USE = """
 import torch
@@ -62,11 +67,11 @@ def test_name_says_abi3_and_manylinux(wheel):
     assert re.fullmatch(r"lrd_kernels-[\d.]+-cp310-abi3-manylinux_\d+_\d+_x86_64\.whl", wheel.name)
 
 
-def test_holds_both_packages_and_one_library(unpacked, project_files):
+def test_holds_both_packages_and_the_libraries(unpacked, project_files):
     held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     ours = r"lrd_kernels/.*\.py|python/lrd_uq/.*\.(py|yaml)"
     sources = {file for file in map(str, project_files) if re.fullmatch(ours, file)}
-    wanted = {file.removeprefix("python/") for file in sources} | {"lrd_kernels/_C.abi3.so"}
+    wanted = {file.removeprefix("python/") for file in sources} | {f"lrd_kernels/{library}" for library in LIBRARIES}
     assert {file for file in held if ".dist-info/" not in file} == wanted
 
 
@@ -81,22 +86,34 @@ def test_metadata_asks_for_torch_and_numpy_alone(unpacked):
 
 def test_torch_abi_is_stable_from_2_10_on(unpacked, run_command):
     report = run_command(tool("torch-abi-audit"), "--json", "--check", "both", unpacked / "lrd_kernels")
-    (extension,) = json.loads(report.stdout)["extensions"]
-    assert extension["torch"]["stable"]
-    assert extension["torch"]["min_torch_version"] == "2.10.0"
-    assert extension["cpython"] == {"intent": True, "compliant": True, "violations": []}
+    extensions = json.loads(report.stdout)["extensions"]
+    assert {Path(extension["path"]).name for extension in extensions} == LIBRARIES
+    for extension in extensions:
+        assert extension["torch"]["stable"]
+        assert extension["torch"]["min_torch_version"] == "2.10.0"
+        assert extension["cpython"] == {"intent": True, "compliant": True, "violations": []}
 
 
 def test_python_abi_is_limited(wheel, run_command):
     report = json.loads(run_command(tool("abi3audit"), "--strict", "--report", wheel).stdout)
     ((_, result),) = report["specs"].items()
-    (audited,) = result["wheel"]
-    assert audited["name"] == "_C.abi3.so"
-    assert audited["result"]["is_abi3"]
-    assert audited["result"]["non_abi3_symbols"] == []
-    assert audited["result"]["future_abi3_objects"] == {}
-    assert audited["result"]["baseline"] == "3.10"
-    assert audited["result"]["is_abi3_baseline_compatible"]
+    assert {audited["name"] for audited in result["wheel"]} == LIBRARIES
+    for audited in result["wheel"]:
+        assert audited["result"]["is_abi3"]
+        assert audited["result"]["non_abi3_symbols"] == []
+        assert audited["result"]["future_abi3_objects"] == {}
+        assert audited["result"]["baseline"] == "3.10"
+        assert audited["result"]["is_abi3_baseline_compatible"]
+
+
+@pytest.mark.skipif("_C_cuda.abi3.so" not in LIBRARIES, reason="nvcc is not installed: the wheel has no CUDA kernels")
+def test_cuda_library_has_machine_code_for_every_gpu(unpacked, run_command):
+    from emulated_cuda import find_cuobjdump
+
+    library = unpacked / "lrd_kernels/_C_cuda.abi3.so"
+    held = run_command(find_cuobjdump(), "--list-elf", "--list-ptx", library).stdout
+    assert {int(number) for number in re.findall(r"sm_(\d+)\.cubin", held)} == ARCHITECTURES
+    assert "sm_75.ptx" in held
 
 
 def test_auditwheel_agrees_with_the_name(wheel, run_command):
@@ -127,6 +144,7 @@ def test_serves_where_it_is_installed(elsewhere, run_command, tmp_path):
 def test_reports_on_itself_where_it_is_installed(elsewhere, run_command, tmp_path):
     report = run_command(elsewhere, "-I", "-m", "lrd_kernels.info", cwd=tmp_path).stdout
     assert "cpu        yes" in report
+    assert torch.version.cuda or "cuda       no   CUDA kernels need a torch that was built for CUDA" in report
     assert "self-test against the reference: passed" in report
 
 

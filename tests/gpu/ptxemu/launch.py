@@ -85,6 +85,7 @@ class Kernel:
         fault_capacity: int = 200,
         check: bool = True,
         names: Sequence[str] | None = None,
+        memory: Sequence[MemoryRange] = (),
     ) -> Result:
         """Run the kernel on ``args`` in place.
 
@@ -102,11 +103,12 @@ class Kernel:
             fault_capacity: Faults to keep in detail.
             check: Raise :class:`~ptxemu.errors.KernelFault` when there was any fault.
             names: Names of the arguments in reports; the PTX parameter names by default.
+            memory: Further host memory that the kernel may touch, by pointers inside of structs.
         """
         names = list(names) if names else [param.name for param in self.params]
         block_bytes = pack_arguments(self.params, args, self._flat.param_bytes)
         argument_block = (ctypes.c_uint8 * len(block_bytes)).from_buffer(block_bytes)
-        ranges = self._memory_ranges(args, names, readonly, argument_block)
+        ranges = self._memory_ranges(args, names, readonly, argument_block, memory)
         buffers, bitmaps = self._make_buffers(ranges)
         faults = (abi.Fault * fault_capacity)()
         counters = (abi.InstructionStats * max(1, len(self._translation.sites)))()
@@ -154,9 +156,9 @@ class Kernel:
             result.raise_on_fault()
         return result
 
-    def _memory_ranges(self, args, names, readonly, argument_block) -> list[MemoryRange]:
+    def _memory_ranges(self, args, names, readonly, argument_block, memory) -> list[MemoryRange]:
         size = len(argument_block)
-        ranges = [MemoryRange(ctypes.addressof(argument_block), size, False)]
+        ranges = [MemoryRange(ctypes.addressof(argument_block), size, False), *memory]
         for index, (value, name) in enumerate(zip(args, names, strict=True)):
             memory = memory_of(value)
             if memory:

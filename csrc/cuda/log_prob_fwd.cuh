@@ -1,0 +1,61 @@
+// Between and after the R-sized algebra: whether float32 products were enough, and the number that is wanted.
+#pragma once
+
+#include "common.cuh"
+
+namespace lrd::cuda {
+
+constexpr double kFloat32Growth = 8.0;  // up to which sums of float32 products are enough
+constexpr double kSumError = 0x1p-22;   // of such a sum, as a share of what orthogonal columns would have
+constexpr double kTolerance = 2.5e-7;
+
+// Block per item: sets `again` where float32 products are not certain to be enough, for L^-1, for M or the log-density.
+__global__ void __launch_bounds__(128) judge_kernel(const JudgeArgs p) {
+  const int64_t b = blockIdx.x;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, R = p.R;
+  const double growth = p.summary[2 * b], logdet = p.summary[2 * b + 1];
+  const double* gram = p.gram + b * R * R;
+  int imprecise = !(growth <= kFloat32Growth);
+  for (int64_t n = warp; n < p.N; n += 128 / kWarp) {
+    const int64_t at = b * p.N + n;
+    double weighted = 0.0;
+    for (int j = lane; j < R; j += kWarp) {
+      const double z = p.z[at * R + j];
+      weighted += z * z * gram[static_cast<int64_t>(j) * R + j];
+    }
+    weighted = warp_sum(weighted);
+    const double quad = p.quad[at], maha = p.maha[at];
+    const double error = kSumError * (weighted + 2.0 * sqrt(weighted * quad) + quad * 0x1p-29);
+    const double density = 0.5 * fabs(maha + logdet + static_cast<double>(p.S) * 1.8378770664093453);
+    if (!(error <= kTolerance * maha && error <= kTolerance * density)) imprecise = 1;
+  }
+  const int any = __syncthreads_or(imprecise);
+  if (threadIdx.x == 0) p.again[b] = any != 0;
+}
+
+// Block per item: results; what is not finite has failed, is NaN, and pulls at nothing.
+__global__ void __launch_bounds__(128) settle_kernel(const SettleArgs p) {
+  const int64_t b = blockIdx.x;
+  const bool good = isfinite(p.summary[2 * b]);
+  const double base = p.of_logdet * p.summary[2 * b + 1] + p.constant;
+  const int64_t results = p.N > 0 ? p.N : 1;
+  for (int64_t n = threadIdx.x; n < results; n += blockDim.x) {
+    double number = base;
+    bool failed = !good;
+    if (p.N > 0) {
+      const double maha = p.maha[b * p.N + n];
+      failed = failed || !isfinite(maha);
+      number += p.of_maha * (maha < 0.0 ? 0.0 : maha);  // a sum of squares: below zero it is rounding
+      p.value_info[b * p.N + n] = failed;
+    }
+    if (failed) number = nan_of_double();
+    if (p.wide)
+      static_cast<double*>(p.result)[b * results + n] = number;
+    else
+      static_cast<float*>(p.result)[b * results + n] = static_cast<float>(number);
+  }
+  for (int64_t e = threadIdx.x; e < p.N * p.R; e += blockDim.x)
+    if (!good || !isfinite(p.maha[b * p.N + e / p.R])) p.z[b * p.N * p.R + e] = 0.0;
+}
+
+}  // namespace lrd::cuda

@@ -1,0 +1,168 @@
+// How every kernel is launched: grid, threads and shared memory from the sizes alone. Plain C++: the launchers and the
+// tests call these same functions. Nothing here depends on the GPU but the shared memory that a block of it may have,
+// so that sums are split the same way, and give the same bits, everywhere.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace lrd::cuda {
+
+// One-dimensional; nothing is launched where `grid` is 0.
+struct Launch {
+  int64_t grid = 0;
+  int block = 0;
+  int64_t shared = 0;  // bytes
+};
+
+constexpr int kWarp = 32;
+constexpr int kThreads = 256;                  // of the S-sized kernels
+constexpr int64_t kDefaultShared = 48 * 1024;  // what a block has on any GPU without asking
+constexpr int64_t kStaticReserve = 1024;       // of the limit, left for arrays of fixed size
+
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t element_bytes(bool wide) { return wide ? 8 : 4; }
+
+// ---- gram_fwd and joint_gram_fwd ----
+
+constexpr int kGramValues = 4;        // values that one launch of the Gram kernel takes along
+constexpr int64_t kGramBlocks = 512;  // so many blocks where there are rows enough
+
+// Rows that the Gram kernel holds at a time: 16 KB of a tile in either compute type.
+constexpr int gram_rows(int tile, bool wide) { return (wide ? 2048 : 4096) / tile; }
+// Distance of rows in shared memory: whole 16 bytes, and not a multiple of 32 banks.
+constexpr int gram_pitch(int tile, bool wide) { return tile + (wide ? 2 : 4); }
+
+struct GramPlan {
+  int tile = 16;               // columns of a tile of G
+  int64_t tiles = 1;           // along one side of G
+  int64_t pairs = 1;           // tiles at or below the diagonal, or on it where G is not wanted
+  int64_t splits = 1;          // runs of rows, each with a slot of sums
+  int64_t rows_per_split = 0;  // in whole blocks of rows
+  Launch sums;                 // block (split, pair, b)
+  Launch add;                  // of the slots: thread per number
+};
+
+// For B items of `columns` columns. `values` of N are summed with this launch.
+inline GramPlan plan_gram(int64_t B, int64_t S, int64_t columns, int64_t N, bool wide, bool want_gram) {
+  GramPlan plan;
+  plan.tile = columns <= 16 ? 16 : columns <= 32 ? 32 : 64;
+  plan.tiles = std::max<int64_t>(divide_up(columns, plan.tile), 1);
+  plan.pairs = want_gram ? plan.tiles * (plan.tiles + 1) / 2 : plan.tiles;
+  const int64_t rows = gram_rows(plan.tile, wide);
+  // The same for every launch of an item, whatever it sums.
+  const int64_t all_pairs = plan.tiles * (plan.tiles + 1) / 2;
+  const int64_t wanted = divide_up(kGramBlocks, std::max<int64_t>(B * all_pairs, 1));
+  plan.splits = std::max<int64_t>(std::min(wanted, divide_up(S, 4 * rows)), 1);
+  plan.rows_per_split = divide_up(divide_up(S, plan.splits), rows) * rows;
+  const int64_t held = plan.pairs > plan.tiles ? 2 : 1;
+  plan.sums.grid = B * plan.pairs * plan.splits;
+  plan.sums.block = kThreads;
+  const int64_t tiles_bytes = held * rows * gram_pitch(plan.tile, wide) * element_bytes(wide);
+  plan.sums.shared = tiles_bytes + rows * (kGramValues + 1) * 8;
+  const int64_t numbers = (want_gram ? columns * columns : 0) + N * columns + N + 1;
+  plan.add.grid = divide_up(B * numbers, kThreads);
+  plan.add.block = kThreads;
+  return plan;
+}
+
+// Mean of the vectors, where they are centred: thread per output.
+inline Launch plan_mean(int64_t B, int64_t S) { return {divide_up(B * S, kThreads), kThreads, 0}; }
+
+// ---- capacitance_fwd ----
+
+constexpr int64_t kFusedRank = 128;     // up to which one block does all of a matrix in shared memory
+constexpr int64_t kFusedValues = 8;     // up to which that block solves for the values as well
+constexpr int64_t kBlockedRank = 1024;  // up to which the blocked kernels serve; torch's own routines do above
+constexpr int64_t kPanel = 32;          // columns of a block of the factorisation above
+
+struct CapacitancePlan {
+  bool fused = false;
+  bool solves = false;  // the fused kernel leaves nothing to do for the values
+  int64_t panels = 0;
+  Launch whole;    // fused: block per b
+  Launch inverse;  // block (tile of columns, b), for each panel of rows
+  Launch finish;   // block per b
+  Launch entries;  // around torch's routines: thread per number
+  Launch solve;    // block (n, b)
+  // Of panel p: block (tile of rows at or below it, b).
+  Launch factor(int64_t p, int64_t B) const { return {B * (panels - p), kThreads, 0}; }
+};
+
+// Packed lower triangle, the diagonal of G, two columns, the pivots and y.
+constexpr int64_t fused_bytes(int64_t R) { return (R * (R + 1) / 2 + 5 * R) * 8; }
+
+inline CapacitancePlan plan_capacitance(int64_t B, int64_t N, int64_t R, int64_t shared_limit) {
+  CapacitancePlan plan;
+  plan.fused = R <= kFusedRank && fused_bytes(R) + kStaticReserve <= shared_limit;
+  plan.solves = plan.fused && N <= kFusedValues;
+  if (plan.fused) {
+    plan.whole = {B, R <= 16 ? 64 : R <= 32 ? 128 : kThreads, fused_bytes(R)};
+  } else {
+    if (R <= kBlockedRank) {
+      plan.panels = divide_up(R, kPanel);
+      plan.inverse = {B * plan.panels, kThreads, 0};
+    } else {
+      plan.entries = {divide_up(B * R * R, kThreads), kThreads, 0};
+    }
+    plan.finish = {B, kThreads, 0};
+  }
+  if (!plan.solves) plan.solve = {B * N, kThreads, R * 8};
+  return plan;
+}
+
+// ---- log_prob_fwd ----
+
+inline Launch plan_judge(int64_t B) { return {B, 128, 0}; }
+inline Launch plan_settle(int64_t B) { return {B, 128, 0}; }
+
+// ---- log_prob_bwd and project_fold_fwd: blocks of rows held in shared memory ----
+
+constexpr int kBasisTile = 32;            // columns and rows of the small matrix that are held at a time
+constexpr int kRowsOfThread = 8;          // at most, of the columns that it makes
+constexpr int64_t kRowBytes = 36 * 1024;  // wanted for a block of rows, so that two blocks fit on any GPU
+
+struct RowsPlan {
+  int rows = 0;        // of a block; 0 where not even one fits into shared memory
+  int width = 0;       // columns that threads side by side make: 8, 16 or 32
+  int pitch = 0;       // distance of rows in shared memory
+  int64_t blocks = 0;  // of rows
+  Launch launch;
+};
+
+// `held` copies of a block of rows of `columns`, of which `made` columns are made; `row_doubles` more numbers for each
+// row, and `more_doubles` for all; `items` of S rows.
+inline RowsPlan plan_rows(int64_t items, int64_t S, int64_t columns, int64_t made, int held, int row_doubles,
+                          int64_t more_doubles, bool wide, int64_t shared_limit) {
+  RowsPlan plan;
+  plan.width = made <= 8 ? 8 : made <= 16 ? 16 : kBasisTile;
+  plan.pitch = static_cast<int>(columns | 1);
+  const int64_t small = kBasisTile * (kBasisTile + 1) * element_bytes(wide) + more_doubles * 8;
+  const auto bytes = [&](int64_t rows) {
+    return rows * (plan.pitch * held * element_bytes(wide) + row_doubles * 8) + small;
+  };
+  int rows = kRowsOfThread * kThreads / plan.width;
+  while (rows > 1 && bytes(rows) > kRowBytes) rows /= 2;
+  if (bytes(rows) + kStaticReserve > shared_limit) return plan;
+  plan.rows = rows;
+  plan.blocks = divide_up(S, rows);
+  plan.launch = {items * plan.blocks, kThreads, bytes(rows)};
+  return plan;
+}
+
+constexpr int kBackwardValues = 4;  // values whose differences are held for a block of rows
+constexpr int64_t kHeldRank = 128;  // up to which their z are held, too
+
+// Held twice where the gradient of a factor is a sum over several Gaussians, or over more values than are held.
+inline RowsPlan plan_backward(int64_t F, int64_t per_factor, int64_t S, int64_t R, int64_t N, bool wide,
+                              int64_t shared_limit) {
+  const int held = per_factor > 1 || N > kBackwardValues ? 2 : 1;
+  return plan_rows(F, S, R, R, held, 6 + kBackwardValues, R <= kHeldRank ? kBackwardValues * R : 0, wide, shared_limit);
+}
+
+// The tile of results waits in shared memory, too.
+inline RowsPlan plan_project(int64_t B, int64_t S, int64_t columns, int64_t K, bool wide, int64_t shared_limit) {
+  return plan_rows(B, S, columns, K, 1, 1 + kBasisTile + 1, 0, wide, shared_limit);
+}
+
+}  // namespace lrd::cuda

@@ -1,0 +1,67 @@
+"""What the CUDA kernels take of each architecture: the library's PTX assembled, what ptxas reports read back."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import emulated_cuda
+from ptxemu import cuda
+
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of one kernel; shared memory is that of fixed size, launches ask for more."""
+
+    registers: int
+    spills: int  # bytes that a thread stores and loads for want of registers
+    stack: int
+    shared: int
+
+
+_REPORT = re.compile(
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+    r".*?Used (\d+) registers([^\n]*)",
+    re.DOTALL,
+)
+
+
+def parse(report: str) -> dict[str, Resources]:
+    """Mangled name -> resources, of what ptxas -v prints."""
+    found = {}
+    for name, stack, stored, loaded, registers, rest in _REPORT.findall(report):
+        shared = re.search(r"(\d+) bytes smem", rest)
+        found[name] = Resources(int(registers), int(stored) + int(loaded), int(stack), int(shared[1]) if shared else 0)
+    return found
+
+
+def assemble(architecture: int) -> dict[str, Resources]:
+    """Every kernel of the library."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, text in enumerate(emulated_cuda.sources()):
+            source = Path(folder) / f"{number}.ptx"
+            source.write_text(text)
+            command = [cuda.find_nvcc(), f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v", source, "-o"]
+            done = subprocess.run([*command, source.with_suffix(".cubin")], check=True, capture_output=True, text=True)
+            found |= parse(done.stdout + done.stderr)
+    return found
+
+
+_TYPES = {"f": "float32", "d": "float64", "6__half": "float16", "13__nv_bfloat16": "bfloat16"}
+
+
+def readable(mangled: str) -> tuple[str, str]:
+    """(kernel, what it is made for) of a mangled name: ("gram", "float32 in float64, tile 16")."""
+    kernel, rest = re.match(r"_ZN3lrd4cuda\d+(\w+?)_kernel(.*)E", mangled).groups()
+    match = re.match(r"I(f|d|6__half|13__nv_bfloat16)([fd])?(?:Li(\d+)E)?E", rest)
+    if not match:
+        return kernel, ""
+    stored, computed, tile = match.groups()
+    text = _TYPES[stored] + (f" in {_TYPES[computed]}" if computed else "")
+    return kernel, text + (f", tile {tile}" if tile else "")
