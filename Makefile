@@ -21,8 +21,9 @@ $(STAMP): pyproject.toml
 build: $(STAMP) ## the native libraries, only what changed
 	$(TESTING) $(BIN)/python setup.py -q build_ext --inplace
 
-demo: build ## trains joint-uncertainty U-Nets on real digits, about 5 minutes; report and pictures in reports/demo
+demo: build ## trains joint-uncertainty U-Nets on real digits, then a few memory/time points; report in reports/demo
 	$(BIN)/lrd-uq demo
+	$(BIN)/python -m benchmarks.scaling --quick --restart --output reports/demo/scaling.json
 
 test: build ## all tests but the slow ones
 	$(BIN)/pytest -m "not slow" --ignore tests/gpu

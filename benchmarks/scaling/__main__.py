@@ -70,7 +70,8 @@ def curves(options: argparse.Namespace) -> list[Curve]:
         if method in WITHOUT_RANK:
             found.append(Curve(method))
         elif method in PIPELINES:
-            found += [Curve(method, PIPELINES[method].rank, layout) for layout in options.layouts]
+            wanted = [layout for layout in PIPELINES[method].layouts if layout in options.layouts]
+            found += [Curve(method, PIPELINES[method].rank, layout) for layout in wanted]
         else:
             found += [Curve(method, rank, layout) for rank in options.ranks for layout in options.layouts]
     return found

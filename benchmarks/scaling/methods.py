@@ -56,6 +56,8 @@ def names(device: str) -> list[str]:
 
 def unavailable(method: str) -> str | None:
     """Why a method cannot run here."""
+    if method in PIPELINES:
+        return PIPELINES[method].unavailable()
     return CONTESTANTS[method].available() if method in CONTESTANTS else None
 
 

@@ -1,16 +1,21 @@
-"""Whole pipelines as further curves: from T predictions to a joint Gaussian that is scored, sampled and looked at."""
+"""Whole pipelines as further curves: from T predictions to a joint Gaussian that is scored, sampled and looked at; one
+training step of a U-Net on a picture of three channels."""
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from benchmarks import joint
-from benchmarks.registry import Prepared
+from benchmarks.registry import LAYOUTS, Prepared
 
 T, R, KEPT = 64, 8, 64
+GRID = 8  # the U-Net halves its pictures three times
 
 
 class Pipeline(NamedTuple):
@@ -19,6 +24,12 @@ class Pipeline(NamedTuple):
     rank: int
     parameters: Callable[[int], int]  # numbers that go in, by the variables
     prepare: Callable[[int, str], Callable[[], Prepared]]
+    layouts: tuple[str, ...] = LAYOUTS
+    needs: str | None = None  # a package
+
+    def unavailable(self) -> str | None:
+        missing = self.needs is not None and importlib.util.find_spec(self.needs) is None
+        return f"{self.needs} is not installed" if missing else None
 
 
 def _joint(function: Callable[..., tuple[Tensor, ...]]) -> Pipeline:
@@ -29,4 +40,34 @@ def _joint(function: Callable[..., tuple[Tensor, ...]]) -> Pipeline:
     return Pipeline(R, lambda S: T * S * (R + 2), prepare)
 
 
-PIPELINES = {"joint lrd": _joint(joint.ours), "joint torch": _joint(joint.plain)}
+def side_of(S: int) -> int:
+    """Of a square picture of three channels with about S numbers."""
+    return max(GRID * round(math.sqrt(S / 3) / GRID), 2 * GRID)
+
+
+def _step(contestant: str) -> Pipeline:
+    def prepare(S: int, layout: str) -> Callable[[], Prepared]:
+        from benchmarks import training
+
+        net, x, target = training.setting(side_of(S), 1, R)
+        loss_of = {"lrd": training.our_loss, "torch": training.torch_loss}[contestant]
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-4)
+
+        def step() -> tuple[Tensor]:
+            optimizer.zero_grad()
+            loss = loss_of(net.head, net(x), target)
+            loss.backward()
+            optimizer.step()
+            return (loss.detach(),)
+
+        return lambda: Prepared(None, step, lambda result: result)
+
+    return Pipeline(R, lambda S: 2 * 3 * side_of(S) ** 2, prepare, layouts=("rank",), needs="monai")
+
+
+PIPELINES = {
+    "joint lrd": _joint(joint.ours),
+    "joint torch": _joint(joint.plain),
+    "training step lrd": _step("lrd"),
+    "training step torch": _step("torch"),
+}

@@ -121,22 +121,26 @@ def add_tasks(axes: Axes) -> None:
 
 
 def pipelines(document: dict) -> Figure:
-    """Memory and time of whole pipelines, this package's solid and plain torch's dashed."""
+    """Working memory and time of whole pipelines, this package's solid and plain torch's dashed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for method in PIPELINES:
         style = "-" if method.endswith("lrd") else "--"
-        for layout, colour in LAYOUT_COLOURS.items():
+        for layout in PIPELINES[method].layouts:
+            colour = "#1a9850" if method.startswith("training") else LAYOUT_COLOURS[layout]
             points = [p for p in document["points"] if (p["method"], p["layout"]) == (method, layout)]
-            label = f"{method}, {layout}-major"
+            label = method if method.startswith("training") else f"{method}, {layout}-major"
             line(left, points, lambda p: p[directions(p)[-1]]["working_bytes"], colour, style, label, "o")
             line(right, points, lambda p: p[directions(p)[-1]]["min"], colour, style, label, "o")
     for axes, label in ((left, "working memory (bytes)"), (right, "time (seconds)")):
         axes.set(xscale="log", yscale="log", xlabel="number of variables", ylabel=label)
         axes.legend(fontsize=8, frameon=False)
-    figure.suptitle("64 predictions of rank 8 to a joint Gaussian of rank 64: log p, entropy, 16 samples, 8 modes")
+    figure.suptitle(
+        "joint: 64 predictions of rank 8 to a joint Gaussian of rank 64, log p, entropy, 16 samples, 8 modes;"
+        "  training step: a U-Net with a head of rank 8, one picture"
+    )
     return figure
 
 

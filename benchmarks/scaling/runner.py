@@ -13,6 +13,7 @@ from benchmarks import machine
 from benchmarks.registry import DIRECTIONS
 from benchmarks.scaling import methods
 from benchmarks.scaling.methods import Curve
+from benchmarks.scaling.pipelines import PIPELINES
 
 SCHEMA = 1
 # What a document depends on beside the machine and the sources. More sizes, methods or ranks may be added to one.
@@ -114,7 +115,7 @@ def over_budget(curve: Curve, S: int, document: dict, options: argparse.Namespac
 
 def disagreement(curve: Curve, S: int, log_prob: float, document: dict) -> str | None:
     """Beside the first method that had the same parameters."""
-    if curve.rank is None:
+    if curve.rank is None or curve.method in PIPELINES:  # the state of an optimizer moves on with every call
         return None
     for point in document["points"]:
         if point["status"] == "ok" and (point["rank"], point["layout"], point["variables"]) == (*curve[1:], S):
