@@ -1,10 +1,10 @@
 """One training step beside the same step with torch's class as the loss.
 
-A U-Net of MONAI with a low-rank head on pictures of 256 x 256 x 3, batch 8, R = 8: forward, loss, backward, AdamW. Times
-are the least of rounds in which the contestants take turns; memory is the peak of a step beyond what was there before
-it, in a process of each contestant's own. The loss alone, on the outputs of the same network, is timed as well: the
-convolutions cost the same for all. Last, 64 predictions of one picture with dropout become a joint Gaussian of rank 64,
-streamed: time and peak beside the bytes of the 64 factors.
+A U-Net of MONAI with a low-rank head on pictures of 256 x 256 x 3, batch 8, R = 8: forward, loss, backward, AdamW.
+Times are the least of rounds in which the contestants take turns; memory is the peak of a step beyond what was there
+before it, in a process of each contestant's own. The loss alone, on the outputs of the same network, is timed as well:
+the convolutions cost the same for all. Last, 64 predictions of one picture with dropout become a joint Gaussian,
+streamed: time, and peak beside the bytes of the 64 factors.
 """
 
 from __future__ import annotations
@@ -121,12 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = {name: getattr(options, name) for name in flags}
     shape = (options.side, options.batch, options.rank)
     if options.one:
-        others = {
-            "times": lambda: times(*shape, options.repeats),
-            "predict": lambda: predict(options.side, options.rank),
-        }
-        run = others.get(options.one, lambda: peaks(options.one, *shape))
-        print(json.dumps(run()))
+        if options.one == "times":
+            found = times(*shape, options.repeats)
+        else:
+            found = predict(options.side, options.rank) if options.one == "predict" else peaks(options.one, *shape)
+        print(json.dumps(found))
         return 0
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     document: dict = {"machine": machine.facts(), "sizes": sizes, "results": {}}
