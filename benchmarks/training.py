@@ -1,10 +1,10 @@
 """One training step beside the same step with torch's class as the loss.
 
-A U-Net of MONAI with a low-rank head on pictures of 256 x 256 x 3, batch 8, R = 8: forward, loss, backward, AdamW. Each
-contestant has a process of its own: its time is the least of a few steps that follow one another, its memory the peak
-of a step beyond what was there before it. The loss alone, on the outputs of the same network, is timed as well: the
-convolutions cost the same for all. Last, 64 predictions of one picture with dropout become a joint Gaussian of rank 64,
-streamed: time and peak beside the bytes of the 64 factors.
+A U-Net of MONAI with a low-rank head on pictures of 256 x 256 x 3, batch 8, R = 8: forward, loss, backward, AdamW.
+Times are the least of rounds in which the contestants take turns; memory is the peak of a step beyond what was there
+before it, in a process of each contestant's own. The loss alone, on the outputs of the same network, is timed as well:
+the convolutions cost the same for all. Last, 64 predictions of one picture with dropout become a joint Gaussian,
+streamed: time, and peak beside the bytes of the 64 factors.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import machine, memory
+from benchmarks.measure import interleave
 from lrd_uq.bayes import Dropout, predict_joint
 from lrd_uq.heads import LowRankHead, Output
 from lrd_uq.nets import GaussianNet, MonaiUNet, wrap
@@ -51,7 +52,8 @@ def setting(side: int, batch: int, rank: int) -> tuple[GaussianNet, Tensor, Tens
     return net, torch.rand(batch, 3, side, side), torch.rand(batch, OUTPUTS * side * side)
 
 
-def measure(contestant: str, side: int, batch: int, rank: int, repeats: int) -> dict:
+def calls(contestant: str, side: int, batch: int, rank: int) -> dict[str, Callable[[], float]]:
+    """A whole step, and the loss with its backward pass alone."""
     loss_of: Callable[..., Tensor] = {"lrd": our_loss, "torch": torch_loss}[contestant]
     net, x, target = setting(side, batch, rank)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-4)
@@ -61,31 +63,36 @@ def measure(contestant: str, side: int, batch: int, rank: int, repeats: int) -> 
         loss = loss_of(net.head, net(x), target)
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     with torch.no_grad():
         emitted = [t.detach() for t in net(x)]
 
-    def loss_alone() -> None:
-        loss_of(net.head, Output(*(t.requires_grad_() for t in emitted)), target).backward()
+    def loss_alone() -> float:
+        loss = loss_of(net.head, Output(*(t.requires_grad_() for t in emitted)), target)
+        loss.backward()
         for t in emitted:
             t.grad = None
+        return float(loss.detach())
 
-    first = step()  # starts the threads, touches the code, makes the optimizer's state
-    with memory.Peak() as peak:
-        step()
-    with memory.Peak() as loss_peak:
-        loss_alone()
-    times, loss_times = ([_seconds(call) for _ in range(repeats)] for call in (step, loss_alone))
-    return {
-        "step_seconds": min(times),
-        "step_samples": times,
-        "step_extra_bytes": peak.extra_bytes,
-        "loss_seconds": min(loss_times),
-        "loss_samples": loss_times,
-        "loss_extra_bytes": loss_peak.extra_bytes,
-        "first_loss": first,
-    }
+    return {"step": step, "loss": loss_alone}
+
+
+def peaks(contestant: str, side: int, batch: int, rank: int) -> dict:
+    """Peak memory of each call, and the first loss."""
+    found: dict = {}
+    for name, call in calls(contestant, side, batch, rank).items():
+        first = call()  # starts the threads, touches the code, makes the optimizer's state
+        with memory.Peak() as peak:
+            call()
+        found |= {f"{name}_extra_bytes": peak.extra_bytes, f"first_{name}": first}
+    return found
+
+
+def times(side: int, batch: int, rank: int, repeats: int) -> dict:
+    """Seconds of every call of every contestant, in turn."""
+    both = {f"{who} {name}": c for who in CONTESTANTS for name, c in calls(who, side, batch, rank).items()}
+    return {str(key): found for key, found in interleave(both, repeats, seconds=120).items()}
 
 
 def predict(side: int, rank: int) -> dict:
@@ -101,12 +108,6 @@ def predict(side: int, rank: int) -> dict:
     return {"seconds": time.perf_counter() - start, "extra_bytes": peak.extra_bytes, "bytes_of_all_factors": factors}
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -115,29 +116,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, default in flags.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--output", type=Path, default=OUTPUT, help="(default: benchmarks/results/training.json)")
-    parser.add_argument("--one", choices=(*CONTESTANTS, "predict"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=(*CONTESTANTS, "times", "predict"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     sizes = {name: getattr(options, name) for name in flags}
+    shape = (options.side, options.batch, options.rank)
     if options.one:
-        one = options.one
-        print(json.dumps(predict(options.side, options.rank) if one == "predict" else measure(one, **sizes)))
+        if options.one == "times":
+            found = times(*shape, options.repeats)
+        else:
+            found = predict(options.side, options.rank) if options.one == "predict" else peaks(options.one, *shape)
+        print(json.dumps(found))
         return 0
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     document: dict = {"machine": machine.facts(), "sizes": sizes, "results": {}}
     print(machine.summary(document["machine"]))
+    seconds = memory.fresh("benchmarks.training", *words, "--one", "times")
     print(f"{'':8}{'step s':>10}{'extra MB':>10}{'loss s':>10}{'extra MB':>10}{'first loss':>12}")
-    other = machine.OtherWork()
-    for contestant in CONTESTANTS:
-        found = memory.fresh("benchmarks.training", *words, "--one", contestant)
-        document["results"][contestant] = found
+    for who in CONTESTANTS:
+        found = memory.fresh("benchmarks.training", *words, "--one", who)
+        found |= {f"{what}_seconds": seconds[f"{who} {what}"] for what in ("step", "loss")}
+        document["results"][who] = found
         print(
-            f"{contestant:8}{found['step_seconds']:10.3f}{found['step_extra_bytes'] / 1e6:10.0f}"
-            f"{found['loss_seconds']:10.3f}{found['loss_extra_bytes'] / 1e6:10.0f}{found['first_loss']:12.5f}",
+            f"{who:8}{found['step_seconds']['min']:10.3f}{found['step_extra_bytes'] / 1e6:10.0f}"
+            f"{found['loss_seconds']['min']:10.3f}{found['loss_extra_bytes'] / 1e6:10.0f}{found['first_step']:12.5f}",
             flush=True,
         )
-    ours, theirs = (document["results"][contestant] for contestant in CONTESTANTS)
+    ours, theirs = (document["results"][who] for who in CONTESTANTS)
     for what in ("step", "loss"):
-        faster = theirs[f"{what}_seconds"] / ours[f"{what}_seconds"]
+        faster = theirs[f"{what}_seconds"]["min"] / ours[f"{what}_seconds"]["min"]
         smaller = ours[f"{what}_extra_bytes"] / max(theirs[f"{what}_extra_bytes"], 1)
         print(f"{what}: {faster:.2f} times as fast, {smaller:.2f} of the memory")
     found = document["results"]["predict"] = memory.fresh("benchmarks.training", *words, "--one", "predict")
@@ -145,7 +151,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{PREDICTIONS} predictions to a joint of rank {JOINT_RANK}: {found['seconds']:.1f} s,"
         f" {found['extra_bytes'] / 1e6:.0f} MB; all their factors have {found['bytes_of_all_factors'] / 1e6:.0f} MB"
     )
-    document["busy_cores"] = other.cores()  # this process waits for the contestants: theirs are among them
     machine.write_json(options.output, document)
     return 0
 

@@ -32,6 +32,6 @@ def test_report(tmp_path, capsys):
     assert training.main([*sizes, "--output", str(output)]) == 0
     results = json.loads(output.read_text())["results"]
     assert set(results) == {"lrd", "torch", "predict"}
-    assert results["lrd"]["first_loss"] == pytest.approx(results["torch"]["first_loss"], rel=1e-4)
+    assert results["lrd"]["first_step"] == pytest.approx(results["torch"]["first_step"], rel=1e-4)
     assert results["predict"]["seconds"] > 0
     assert "times as fast" in capsys.readouterr().out
