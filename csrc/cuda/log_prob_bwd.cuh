@@ -117,8 +117,10 @@ __global__ void __launch_bounds__(kThreads, 1) log_prob_bwd_kernel(const Backwar
         for (int e = tid; e < values * R; e += kThreads) held[e] = z[e];
       const auto z_of = [=](int n, int j) { return holds ? held[n * R + j] : z[n * R + j]; };
       __syncthreads();
+      double weight = 0.0;  // lane n has what is of value n
+      if (lane < values && p.value_info[b * N + first + lane] == 0) weight = p.maha * grad_of(p, b, first + lane);
       for (int i = warp; i < rows; i += kThreads / kWarp) {
-        double own = 0.0, of_row = 0.0;  // lane n has what is of value n
+        double own = 0.0, of_row = 0.0;
         for (int n = 0; n < values; ++n) {
           double along = 0.0;
           for (int j = lane; j < R; j += kWarp) along += static_cast<double>(block[i * pitch + j]) * z_of(n, j);
@@ -127,8 +129,6 @@ __global__ void __launch_bounds__(kThreads, 1) log_prob_bwd_kernel(const Backwar
         }
         if (lane < values) {
           const double a = w[i] * (coefficients[lane * rows + i] - own);
-          const bool fine = p.value_info[b * N + first + lane] == 0;
-          const double weight = fine ? p.maha * grad_of(p, b, first + lane) : 0.0;
           of_row = -weight * a * a;
           coefficients[lane * rows + i] = 2.0 * weight * a;
         }

@@ -73,5 +73,5 @@ for them by name. Nobody has timed one against the other."""
 
 def section() -> str:
     if reason := emulated_cuda.why_not():
-        raise SystemExit(f"the tables need the CUDA kernels: {reason}")
+        return f"## The CUDA kernels\n\nNot in these tables: {reason}."
     return TEXT.format(resources="\n".join(resources()), side_by_side="\n".join(side_by_side()), rows=ROWS)
