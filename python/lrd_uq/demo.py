@@ -2,7 +2,7 @@
 
 20 of 28 rows are hidden and predicted as one Gaussian. Prints and writes the held-out log-likelihood of every way to
 predict, whether the expected ordering holds, the calibration of the sum over the hidden region, and pictures. Settings
-were chosen on validation digits; the test digits are scored once.
+were chosen on validation digits; the test digits are only scored.
 """
 
 from __future__ import annotations

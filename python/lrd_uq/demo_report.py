@@ -98,7 +98,7 @@ def write(
         "# MNIST inpainting: diagonal, low-rank, and joint uncertainty",
         "",
         "Rows 10 to 17 of a digit are visible, the other 20 are predicted as one Gaussian of 560 pixels. 1,000 training"
-        " digits, 400 validation digits on which settings were chosen, and test digits that were scored once.",
+        " digits, 400 validation digits on which settings were chosen, and test digits that are only scored.",
         "",
         *lines,
         "",
