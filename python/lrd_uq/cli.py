@@ -47,8 +47,27 @@ def fit(words: list[str]) -> None:
 
     cli = _configured(words, {}, writes=True)
     folder = Path(cli.config["run"])
+    refuse_other_settings(folder, cli.parser.dump(cli.config, skip_validation=True))
     cli.parser.save(cli.config, folder / "config.yaml", overwrite=True, skip_validation=True)
     cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=runs.checkpoint(folder), weights_only=False)
+
+
+def refuse_other_settings(folder: Path, config: str) -> None:
+    """What a run is of must not change when it goes on: its weights would be those of neither."""
+    import yaml
+
+    from lrd_uq import runs
+
+    earlier = folder / "config.yaml"
+    if runs.checkpoint(folder) is None or not earlier.exists():
+        return
+    before, now = (yaml.safe_load(text) for text in (earlier.read_text(encoding="utf-8"), config))
+    changed = [name for name in ("seed_everything", "model", "data") if before.get(name) != now.get(name)]
+    if changed:
+        raise ValueError(
+            f"{folder} holds a run with another {', '.join(changed)}: give the same settings to go on with it, or"
+            " another --run"
+        )
 
 
 def evaluate(words: list[str]) -> None:

@@ -51,6 +51,15 @@ def run(tmp_path_factory):
     return folder
 
 
+def test_going_on_with_other_settings_is_refused(run, capsys):
+    held = (run / "config.yaml").read_bytes(), (run / "last.ckpt").read_bytes()
+    words = ["fit", "--config", "digits_dropout", "--run", str(run), *FEW, "--trainer.max_steps", "21"]
+    assert cli.main([*words, "--model.alpha", "0.5"]) == 1
+    assert "another model" in capsys.readouterr().err
+    assert ((run / "config.yaml").read_bytes(), (run / "last.ckpt").read_bytes()) == held
+    assert cli.main(words) == 0  # the same ones go on, with nothing left to do
+
+
 def test_evaluate_prints_and_writes_scores(run, capsys):
     assert cli.main(["evaluate", f"--run={run}", "--samples", "4", "--ranks", "[2,4]"]) == 0
     said = capsys.readouterr().out
