@@ -147,6 +147,7 @@ def pipelines(document: dict) -> Figure:
 def ratios(document: dict) -> Figure:
     """How many times the time and the memory of this package the peers take, for each rank."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     ranks = sorted({p["rank"] for p in document["points"] if p["rank"]})
     figure = Figure(figsize=(2.9 * len(ranks) + 1, 6), layout="constrained")
@@ -162,6 +163,9 @@ def ratios(document: dict) -> Figure:
                         axes.plot(xs, ys, style, color=colour, marker="o", markersize=2.5, linewidth=1.2, label=label)
             axes.axhline(1, color="#888888", linewidth=0.8)
             axes.set(xscale="log", yscale="log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
         grid[0, column].set_title(f"rank {rank}")
         grid[1, column].set_xlabel("number of variables")
     grid[0, 0].set_ylabel("time / time of lrd-kernels")
@@ -170,9 +174,7 @@ def ratios(document: dict) -> Figure:
         label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.suptitle(
-        "log-likelihood and gradients of the peers as multiples of lrd-kernels (above 1: lrd-kernels is better)"
-    )
+    figure.suptitle("log-likelihood and gradients: the peers beside lrd-kernels\n(above 1, lrd-kernels is better)")
     return figure
 
 
