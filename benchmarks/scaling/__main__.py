@@ -17,13 +17,11 @@ import torch
 
 from benchmarks import machine
 from benchmarks.registry import LAYOUTS
-from benchmarks.run import Progress
 from benchmarks.scaling import fit, methods, plot, runner
 from benchmarks.scaling.methods import RANKS, WITHOUT_RANK, Curve
 from benchmarks.scaling.pipelines import PIPELINES
 
 OUTPUT = machine.ROOT / "reports" / "benchmarks" / "scaling.json"
-GIB = 1 << 30
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -54,7 +52,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if unknown := set(options.methods) - set(known):
         parser.error(f"no method {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if options.memory is None:
-        options.memory = 0.7 * total_memory(options.device) / GIB
+        options.memory = 0.7 * total_memory(options.device) / runner.GIB
     return options
 
 
@@ -87,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     sizes = [1 << power for power in range(options.first, options.last + 1, options.step)]
     print(machine.summary(document["machine"]), file=sys.stderr)
-    runner.run(document, curves(options), sizes, options, Progress)
+    runner.run(document, curves(options), sizes, options)
     document["fits"] = fit.fits(document)
     machine.write_json(options.output, document)
     print(fit.table(document))

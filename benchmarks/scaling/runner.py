@@ -6,11 +6,12 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.registry import DIRECTIONS
+from benchmarks.run import Progress
 from benchmarks.scaling import methods
 from benchmarks.scaling.methods import Curve
 from benchmarks.scaling.pipelines import PIPELINES
@@ -49,14 +50,13 @@ def run(
     curves: Sequence[Curve],
     sizes: Sequence[int],
     options: argparse.Namespace,
-    progress_of: Callable[[Sequence[float]], object],
 ) -> None:
     """All points that are not there yet, smaller ones first, and at one size one method after another."""
     done = {(point["curve"], point["variables"]) for point in document["points"]}
     ended = {p["curve"] for p in document["points"] if p["status"] != "ok"}
     curves = sorted(curves, key=lambda c: (c.rank or 0, c.layout))
     waiting = [(c, S) for S in sizes for c in curves if (c.name, S) not in done and c.name not in ended]
-    progress = progress_of([guess_seconds(c, S, options) for c, S in waiting])
+    progress = Progress([guess_seconds(c, S, options) for c, S in waiting])
     for curve, S in waiting:
         if curve.name not in ended:
             progress.tell(f"{curve.name}, {S} variables")

@@ -3,14 +3,13 @@
 // name and its arguments; what memory the op has taken pointers to is remembered, as what its kernels may touch.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
-#include <torch/csrc/stable/library.h>
 
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <string>
 
-#include "../cuda/ops.h"
+#include "../cuda/implement.h"
 
 namespace {
 
@@ -137,15 +136,4 @@ cudaError_t cudaLaunchKernel(const void* entry, dim3 grid, dim3 block, void** ar
   return hook(found->second.c_str(), extents[0], extents[1], arguments, shared) ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
-namespace lrd::cuda {
-
-STABLE_TORCH_LIBRARY_IMPL(lrd_cuda, CPU, m) {
-  m.impl("gram_fwd", TORCH_BOX(&gram_fwd_cuda));
-  m.impl("capacitance_fwd", TORCH_BOX(&capacitance_fwd_cuda));
-  m.impl("log_prob_fwd", TORCH_BOX(&log_prob_fwd_cuda));
-  m.impl("log_prob_bwd", TORCH_BOX(&log_prob_bwd_cuda));
-  m.impl("joint_gram_fwd", TORCH_BOX(&joint_gram_fwd_cuda));
-  m.impl("project_fold_fwd", TORCH_BOX(&project_fold_fwd_cuda));
-}
-
-}  // namespace lrd::cuda
+STABLE_TORCH_LIBRARY_IMPL(lrd_cuda, CPU, m) { lrd::cuda::implement(m); }

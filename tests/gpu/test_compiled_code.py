@@ -5,18 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from expected import ROUNDING, SLOW_STACKS, STACKS, StackCase, wanted
 from ptxemu import KernelFault
 from ptxemu.triton_driver import emulated_gpu
 
-from lrd_kernels import reference, testing, triton
-from lrd_kernels._stack import Stack
+from lrd_kernels import testing, triton
 from lrd_kernels.testing import relative_error
 
 OPS = triton.OPS
 NEEDS = (True, True, True, False)
-# Rounding of a result, and of sums in float32 that were certified.
-ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-
 # S, R, batch, values, dtype, layout, mask and fused diagonal: ragged sizes, one row, tiles above 64 columns
 CASES = [
     (203, 8, 2, 1, torch.float32, "row", False),
@@ -49,18 +46,6 @@ def arguments(S, R, B, N, dtype, layout, masked):
     loc = None if N == 0 else inputs.loc[:, None].expand(B, N, S)
     mask = torch.rand(B, S, generator=generator) > 0.3 if masked else None
     return (inputs.cov_factor, inputs.cov_diag, value, loc, mask, 0.01 if masked else None)
-
-
-def wanted(factor, diag, value, loc, mask, eps):
-    """log p without its constant, and gradients for factor, diagonal and mean, in float64."""
-    leaves = [t.double().requires_grad_() for t in (factor, diag)]
-    mean = None if loc is None else loc.double().requires_grad_()
-    P, D = leaves[0][:, None], leaves[1][:, None]
-    present = None if mask is None else mask[:, None]
-    scored = None if value is None else value.double()
-    result = reference.terms(scored, mean, P, D, mask=present, eps=eps, maha=-0.5, logdet=-0.5)
-    grads = torch.autograd.grad(result.sum(), leaves + ([] if mean is None else [mean]))
-    return result.detach(), *grads
 
 
 def check(capability, case, **options):
@@ -98,28 +83,13 @@ def test_log_prob_and_gradients_of_larger_ranks(capability, case):
     check(capability, case)
 
 
-STACKS = [(3, 67, 5, 4, torch.float32, "row"), (2, 130, 8, 3, torch.float32, "rank")]
-SLOW_STACKS = [
-    (9, 70, 8, 9, torch.float32, "row"),
-    (2, 33, 4, 5, torch.float64, "rank"),
-    (2, 50, 8, 2, torch.bfloat16, "row"),
-]
-
-
-def check_stack(capability, T, S, R, V, dtype, layout):
-    inputs = testing.make_inputs((T, 2), S, R, dtype=dtype, layout=layout)
-    vectors = 3 + torch.randn(V, 2, S, generator=torch.Generator().manual_seed(2)).to(dtype)
-    columns = Stack((2, S), inputs.cov_factor, vectors, 0.5, 2.0, centre=True)
-    exact = Stack((2, S), inputs.cov_factor.double(), vectors.double(), 0.5, 2.0, centre=True).dense()
-    basis = torch.linalg.qr(torch.randn(2, exact.shape[-1], exact.shape[-1]).double()).Q[..., :6].contiguous()
-    diag = inputs.cov_diag[0]
+def check_stack(capability, *case):
+    columns = StackCase(*case)
     with emulated_gpu(capability, race=True):
-        gram = OPS["joint_gram_fwd"](*columns._inputs(), 2)
-        projected, folded = OPS["project_fold_fwd"](*columns._inputs(), diag, basis, True, layout == "rank")
-    assert relative_error(gram, exact.mT @ exact) <= 2e-6
-    assert relative_error(projected.double(), exact @ basis) <= ROUNDING[dtype]
-    variance = diag.double() + exact.square().sum(-1)
-    assert relative_error(folded.double() + projected.double().square().sum(-1), variance) <= ROUNDING[dtype]
+        gram = OPS["joint_gram_fwd"](*columns.stack, 2)
+        results = OPS["project_fold_fwd"](*columns.stack, columns.diag, columns.basis, True, case[-1] == "rank")
+    columns.check_gram(gram, 2e-6)
+    columns.check_projection(*results)
 
 
 @pytest.mark.parametrize("case", STACKS, ids=lambda c: "-".join(map(str, c)))
