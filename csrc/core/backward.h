@@ -22,18 +22,23 @@ template <class A, int kRows, int kVectors>
 static void triangular_tiles(const A* b, int64_t ld_b, const A* x, A* out, int64_t n, int64_t R, int64_t ld,
                              bool lower) {
   Tile<A, kRows, kVectors> tile;
-  for (int64_t c0 = 0; c0 < R; c0 += kRows) {
-    const int64_t rows = R - c0 < kRows ? R - c0 : kRows;
-    const int64_t first = lower ? 0 : c0;
-    const int64_t last = lower ? c0 + rows : R;
-    for (int64_t i0 = 0; i0 < n; i0 += tile.kColumns) {
-      tile.product(b + c0 * ld_b + first, ld_b, 1, x + first * ld + i0, ld, last - first);
-      if (rows == kRows)
-        for (int64_t m = 0; m < kRows; ++m) tile.store(m, out + (c0 + m) * ld + i0);
-      else
-        for (int64_t m = 0; m < rows; ++m) tile.store(m, out + (c0 + m) * ld + i0);
+  for (int64_t panel = 0; panel < R; panel += kCachedColumns)
+    for (int64_t c0 = 0; c0 < R; c0 += kRows) {
+      const int64_t rows = R - c0 < kRows ? R - c0 : kRows;
+      const int64_t start = lower || c0 < panel ? panel : c0;
+      const int64_t reach = lower ? c0 + rows : R;
+      const int64_t end = reach < panel + kCachedColumns ? reach : panel + kCachedColumns;
+      if (start >= end) continue;
+      const bool more = start > (lower ? 0 : c0);  // the sums have begun with an earlier panel
+      for (int64_t i0 = 0; i0 < n; i0 += tile.kColumns) {
+        tile.product(b + c0 * ld_b + start, ld_b, 1, x + start * ld + i0, ld, end - start);
+        for (int64_t m = 0; more && m < rows; ++m) tile.add(m, out + (c0 + m) * ld + i0);
+        if (rows == kRows)
+          for (int64_t m = 0; m < kRows; ++m) tile.store(m, out + (c0 + m) * ld + i0);
+        else
+          for (int64_t m = 0; m < rows; ++m) tile.store(m, out + (c0 + m) * ld + i0);
+      }
     }
-  }
 }
 
 // Small ranks take narrow tiles, which waste less on the triangle.

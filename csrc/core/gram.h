@@ -34,16 +34,21 @@ template <class A, int kRows, class Between>
 static void add_products(const A* x, int64_t ld, int64_t n, int64_t first, int64_t last, int64_t R, GramSums out,
                          const Between& between) {
   constexpr int64_t kColumns = Tile<A, kRows, kTileVectors>::kColumns, kLanes = Tile<A>::kLanes;
-  for (int64_t j0 = first; j0 < last; j0 += kRows) {
-    const int64_t rows = last - j0 < kRows ? last - j0 : kRows;
-    const int64_t reach = j0 + rows < R ? j0 + rows : R;
-    double* sums = out.sums + j0 * out.ld;
-    for (int64_t k0 = 0; k0 < reach; k0 += kColumns) {
-      if (reach - k0 <= kLanes)  // half a tile does
-        add_tile<A, kRows, 1>(x + j0, x + k0, ld, n, rows, sums + k0, out.ld);
-      else
-        add_tile<A, kRows, kTileVectors>(x + j0, x + k0, ld, n, rows, sums + k0, out.ld);
-      between();
+  static_assert(kCachedColumns % kColumns == 0, "a panel is whole tiles");
+  for (int64_t panel = 0; panel < R; panel += kCachedColumns) {
+    const int64_t above = panel > first ? (panel - first) / kRows * kRows : 0;  // tiles that end before the panel
+    for (int64_t j0 = first + above; j0 < last; j0 += kRows) {
+      const int64_t rows = last - j0 < kRows ? last - j0 : kRows;
+      const int64_t reach = j0 + rows < R ? j0 + rows : R;
+      const int64_t end = reach < panel + kCachedColumns ? reach : panel + kCachedColumns;
+      double* sums = out.sums + j0 * out.ld;
+      for (int64_t k0 = panel; k0 < end; k0 += kColumns) {
+        if (reach - k0 <= kLanes)  // half a tile does
+          add_tile<A, kRows, 1>(x + j0, x + k0, ld, n, rows, sums + k0, out.ld);
+        else
+          add_tile<A, kRows, kTileVectors>(x + j0, x + k0, ld, n, rows, sums + k0, out.ld);
+        between();
+      }
     }
   }
 }

@@ -113,6 +113,9 @@ constexpr bool sums_along_rows(int64_t R, int64_t N) { return R <= kSmallRank &&
 // The most rows of a block for outer products: so many terms meet in float32 before they are flushed to double.
 constexpr int64_t kOuterBlockRows = 128;
 
+// Of high ranks, products take so many columns of a block at a time, which stay in the second-level cache.
+constexpr int64_t kCachedColumns = 256;
+
 // Where float32 products are enough by themselves. Below this rank double costs too little to think about it.
 constexpr int64_t kFloat32Rank = 32;
 // The certificate: up to this growth they are.

@@ -24,6 +24,9 @@ namespace {
 // above.
 constexpr int64_t kSmallBlockBytes = 20 * 1024;
 constexpr int64_t kBlockBytes = 256 * 1024;
+// High ranks are taken in panels of columns (kCachedColumns): the longer a block, the less often L^-1 and the sums are
+// read.
+constexpr int64_t kLeastBlockRows = 128;
 // So many mantissas are multiplied, at the most, before a logarithm is taken of them (Product in rows.h).
 constexpr int64_t kMaxBlockRows = 512;
 
@@ -32,7 +35,7 @@ int64_t element_bytes(Compute compute) { return compute == Compute::f64 ? 8 : 4;
 // A multiple of 32 rows, the widest vector tile of any instruction set.
 int64_t block_rows(int64_t bytes, int64_t bytes_per_row) {
   const int64_t rows = bytes / bytes_per_row / 32 * 32;
-  return rows < 64 ? 64 : (rows > kMaxBlockRows ? kMaxBlockRows : rows);
+  return rows < kLeastBlockRows ? kLeastBlockRows : (rows > kMaxBlockRows ? kMaxBlockRows : rows);
 }
 
 bool machine_has(const char* isa) {

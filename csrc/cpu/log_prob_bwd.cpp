@@ -21,9 +21,10 @@ void pad_inverse(const double* chol_inv, int64_t R, int64_t ld, A* plain, A* tra
 }
 
 // float32 products where they were asked for, or where the forward pass certified that they are enough for every
-// Gaussian of this factor; summary [count, 2].
-Compute choose_compute(DType dtype, int64_t precision, int64_t R, const double* summary, int64_t count) {
-  bool certified = R >= kFloat32Rank;
+// Gaussian of this factor; summary [count, 2]. The mean leverage is at most R / S: with fewer rows than this, many
+// would be of high leverage, each done again in double by itself, and all of them in double from the start are faster.
+Compute choose_compute(DType dtype, int64_t precision, int64_t S, int64_t R, const double* summary, int64_t count) {
+  bool certified = R >= kFloat32Rank && S >= 16 * R;
   for (int64_t k = 0; k < count; ++k)
     certified = certified && (summary[2 * k] <= kFloat32Growth || std::isinf(summary[2 * k]));
   return compute_for(dtype, precision == 2 || (precision == 0 && certified));
@@ -118,7 +119,7 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
   };
   const auto prepare = [&](Prepared& to, int64_t f) {
     to.factor = f;
-    to.compute = choose_compute(in.dtype, precision, R, from_summary + 2 * f * shared, shared);
+    to.compute = choose_compute(in.dtype, precision, S, R, from_summary + 2 * f * shared, shared);
     to.items.resize(shared);
     to.grads.resize(shared);
     for (int64_t k = 0; k < shared; ++k) {

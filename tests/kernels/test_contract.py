@@ -28,6 +28,13 @@ def test_precision_is_within_budget(backend, name, precision):
         check(name, testing.make_inputs((2,), 700, R, dtype=torch.float32), backend=backend, precision=precision)
 
 
+@pytest.mark.parametrize("layout", ["row", "rank"])
+@pytest.mark.parametrize(("S", "R"), [(700, 257), (1100, 520), (8700, 530)])
+def test_ranks_of_several_panels(S, R, layout):
+    """Above 256 columns products go by panels: in double where S < 16 R, else in float32."""
+    check("log_prob", testing.make_inputs((), S, R, dtype=torch.float32, layout=layout), backend="cpu")
+
+
 def test_forced_float32_is_as_good_as_torchs_class(backend):
     def torchs(value, loc, cov_factor, cov_diag):
         return torch.distributions.LowRankMultivariateNormal(loc, cov_factor, cov_diag).log_prob(value)
