@@ -39,6 +39,7 @@ def facts() -> dict:
         "usable_cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "caches": caches(),
         "kernels": kernels.detail,
         "instruction_set": kernels.detail.rpartition("instruction set ")[2] if kernels.available else None,
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
@@ -59,6 +60,13 @@ def cpu_model() -> str | None:
     lines = (read("/proc/cpuinfo") or "").splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or None
+
+
+def caches() -> dict[str, str]:
+    """Size of each cache that the first core sees, such as "L2 Unified": "1024K"."""
+    levels = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
+    told = [[(read(str(level / name)) or "").strip() for name in ("level", "type", "size")] for level in levels]
+    return {f"L{level} {kind}": size for level, kind, size in told if size}
 
 
 class OtherWork:

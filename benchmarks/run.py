@@ -48,14 +48,15 @@ class Progress:
 
     def __init__(self, guesses: Sequence[float]) -> None:
         """Guesses are the seconds of each unit of work; how long the finished ones took corrects the others."""
-        self.guesses, self.done = guesses, 0
+        self.guesses, self.done = list(guesses), 0
         self.start = self.last = time.monotonic()
 
     def finish_unit(self) -> None:
         self.done, self.last = self.done + 1, time.monotonic()
 
     def tell(self, what: str) -> None:
-        scale = (self.last - self.start) / sum(self.guesses[: self.done]) if self.done else 1.0
+        guessed = sum(self.guesses[: self.done])
+        scale = (self.last - self.start) / guessed if guessed else 1.0
         this, *later = (scale * guess for guess in self.guesses[self.done :])
         left = max(this - (time.monotonic() - self.last), 0.0) + sum(later)
         told = f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"

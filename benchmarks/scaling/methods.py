@@ -45,6 +45,14 @@ class Curve(NamedTuple):
             return S * (self.rank + 3)
         return 3 * S if self.method == "diagonal" else S * S + 2 * S
 
+    def products(self, S: int) -> float:
+        """Multiplications of a log-likelihood and its gradients, roughly."""
+        if self.method in PIPELINES:
+            return PIPELINES[self.method].products(S)
+        if self.rank is not None:
+            return 3.0 * S * self.rank**2 + self.rank**3
+        return {"diagonal": 3.0 * S, "full triangular": 3.0 * S**2, "full naive": 2.0 * S**3}[self.method]
+
 
 def names(device: str) -> list[str]:
     """Methods for a device; on a GPU, this package by each of its backends that is there."""

@@ -23,6 +23,7 @@ class Pipeline(NamedTuple):
 
     rank: int
     parameters: Callable[[int], int]  # numbers that go in, by the variables
+    products: Callable[[int], float]  # multiplications, roughly, by the variables
     prepare: Callable[[int, str], Callable[[], Prepared]]
     layouts: tuple[str, ...] = LAYOUTS
     needs: str | None = None  # a package
@@ -37,7 +38,8 @@ def _joint(function: Callable[..., tuple[Tensor, ...]]) -> Pipeline:
         inputs = joint.predictions(S, T, R, layout)
         return lambda: Prepared(lambda: function(*inputs, min(KEPT, S)), None, lambda result: result)
 
-    return Pipeline(R, lambda S: T * S * (R + 2), prepare)
+    columns = T * (R + 1)
+    return Pipeline(R, lambda S: T * S * (R + 2), lambda S: 4.0 * S * columns**2 + columns**3, prepare)
 
 
 def side_of(S: int) -> int:
@@ -62,7 +64,9 @@ def _step(contestant: str) -> Pipeline:
 
         return lambda: Prepared(None, step, lambda result: result)
 
-    return Pipeline(R, lambda S: 2 * 3 * side_of(S) ** 2, prepare, layouts=("rank",), needs="monai")
+    # the convolutions of the U-Net multiply about 2e4 times a pixel, and twice that for the gradients
+    products = lambda S: 6e4 * side_of(S) ** 2  # noqa: E731
+    return Pipeline(R, lambda S: 2 * 3 * side_of(S) ** 2, products, prepare, layouts=("rank",), needs="monai")
 
 
 PIPELINES = {

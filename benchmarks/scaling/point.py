@@ -18,13 +18,14 @@ from benchmarks.scaling import methods
 from benchmarks.scaling.methods import Curve
 
 REPEATS = 100  # of a time, at the most
-WARM_VARIABLES = 64  # of the call that starts the threads and touches the code
+WARM_VARIABLES, WARM_RANK = 64, 512  # at most, of the call that starts the threads and touches the code
 
 
 def measure_point(curve: Curve, S: int, device: str, seconds: float) -> dict:
     """Bytes of the parameters, and for each direction the working memory beyond them and the times."""
     if not curve.method.startswith(("compile", "jax")):  # which compile for the very sizes
-        run(methods.prepare(curve, max(WARM_VARIABLES, curve.rank or 0), device)())
+        small = curve._replace(rank=curve.rank and min(curve.rank, WARM_RANK))
+        run(methods.prepare(small, max(WARM_VARIABLES, small.rank or 0), device)())
     with Used(device) as parameters:
         ready = methods.prepare(curve, S, device)
     prepared = ready()

@@ -21,8 +21,11 @@ SCHEMA = 1
 SETTINGS = ("device", "seconds", "point_seconds", "memory")
 SAME_MACHINE = ("cpu", "usable_cores", "threads", "instruction_set", "versions", "allocator", "environment", "commit")
 TOLERANCE = 1e-3  # of a log-likelihood in float32, beside that of the first method
-PROCESS_SECONDS = 4.0  # of a process that does nothing
 CALLS = 8  # of a point, at the least
+OTHER_WORK = "cores_busy_with_other_work"
+MOST_OTHER_WORK = 0.1  # of a core: beyond it a time means little
+# What a guess of the time left goes by, until there are times to correct it.
+PROCESS_SECONDS, BYTES_PER_SECOND, PRODUCTS_PER_SECOND = 6.0, 2e9, 5e10
 GIB = 1 << 30
 
 
@@ -45,19 +48,15 @@ def begin(path: Path, settings: dict, restart: bool) -> dict:
     return earlier
 
 
-def run(
-    document: dict,
-    curves: Sequence[Curve],
-    sizes: Sequence[int],
-    options: argparse.Namespace,
-) -> None:
-    """All points that are not there yet, smaller ones first, and at one size one method after another."""
+def run(document: dict, curves: Sequence[Curve], sizes: Sequence[int], options: argparse.Namespace) -> None:
+    """All points that are not there yet, smaller ones first, and at one size one method after another; then once more
+    those that were disturbed."""
     done = {(point["curve"], point["variables"]) for point in document["points"]}
     ended = {p["curve"] for p in document["points"] if p["status"] != "ok"}
     curves = sorted(curves, key=lambda c: (c.rank or 0, c.layout))
     waiting = [(c, S) for S in sizes for c in curves if (c.name, S) not in done and c.name not in ended]
     progress = Progress([guess_seconds(c, S, options) for c, S in waiting])
-    for curve, S in waiting:
+    for i, (curve, S) in enumerate(waiting):
         if curve.name not in ended:
             progress.tell(f"{curve.name}, {S} variables")
             point = {"curve": curve.name, **curve._asdict(), "variables": S, **measure(curve, S, document, options)}
@@ -65,6 +64,24 @@ def run(
             if point["status"] != "ok":
                 ended.add(curve.name)
                 print(f"  {curve.name} ends before {S} variables: {point['reason']}", file=sys.stderr)
+                for j in range(i + 1, len(waiting)):
+                    if waiting[j][0] == curve:
+                        progress.guesses[j] = 0.0
+            machine.write_json(options.output, document)
+        progress.finish_unit()
+    repeat_disturbed(document, options)
+
+
+def repeat_disturbed(document: dict, options: argparse.Namespace) -> None:
+    """Measures points again during which something else had the cores, and keeps the calmer of the two."""
+    disturbed = [p for p in document["points"] if (p.get(OTHER_WORK) or 0.0) > MOST_OTHER_WORK]
+    progress = Progress([guess_seconds(Curve.parse(p["curve"]), p["variables"], options) for p in disturbed])
+    for point in disturbed:
+        progress.tell(f"{point['curve']}, {point['variables']} variables, once more: the machine was busy")
+        curve = Curve.parse(point["curve"])
+        again = measure(curve, point["variables"], document, options)
+        if again["status"] == "ok" and (again[OTHER_WORK] or 0.0) < point[OTHER_WORK]:
+            point.update(again)
             machine.write_json(options.output, document)
         progress.finish_unit()
 
@@ -98,7 +115,8 @@ def measure(curve: Curve, S: int, document: dict, options: argparse.Namespace) -
 
 
 def over_budget(curve: Curve, S: int, document: dict, options: argparse.Namespace) -> str | None:
-    """Why a point is not tried: by its parameters alone, or by what the curve's last point took, grown as they grow."""
+    """Why a point is not tried: by its parameters alone, or by what the curve's last point took, grown as parameters
+    and products grow."""
     limit = options.memory * GIB
     least = 4 * curve.parameters(S)
     last = max(points_of(document, curve), key=lambda p: p["variables"], default=None)
@@ -107,6 +125,7 @@ def over_budget(curve: Curve, S: int, document: dict, options: argparse.Namespac
     if most > limit:
         return f"needs about {most / GIB:.0f} GiB of memory; the budget is {options.memory:.0f}"
     if last:
+        growth = curve.products(S) / curve.products(last["variables"])
         seconds = CALLS * last[directions(last)[-1]]["min"] * growth
         if seconds > options.point_seconds:
             return f"would take about {seconds:.0f} s; the budget is {options.point_seconds:.0f}"
@@ -141,6 +160,10 @@ def total_bytes(point: dict, direction: str) -> float:
 
 
 def guess_seconds(curve: Curve, S: int, options: argparse.Namespace) -> float:
-    """A process, and as long again as its parameters take to make and to pass over."""
-    guess = PROCESS_SECONDS + 2 * options.seconds + 4 * curve.parameters(S) / 2e7
-    return min(guess * (4 if curve.method == "compile" else 1), options.point_seconds)
+    """A process, the timing, and the calls; nothing for a point that no budget allows."""
+    size = 4 * curve.parameters(S)
+    calls = CALLS * (size / BYTES_PER_SECOND + curve.products(S) / PRODUCTS_PER_SECOND)
+    if size > options.memory * GIB or calls > options.point_seconds:
+        return 0.0
+    process = PROCESS_SECONDS * (4 if curve.method == "compile" else 1)
+    return min(process + options.seconds + calls, options.point_seconds)

@@ -218,3 +218,19 @@ def test_quick_ratios_have_a_floor(tmp_path):
         assert xs[-1] == 1 << 18
         assert times[-1] >= 2.0
         assert sizes[-1] >= 1.5
+
+
+def test_disturbed_points_are_measured_once_more(run, monkeypatch):
+    invented = runner.measure
+    calls = []
+
+    def measure(curve, S, document, options):
+        calls.append((curve.name, S))
+        busy = 0.5 if (curve.method, S) == ("torch", 1024) and calls.count((curve.name, S)) == 1 else 0.0
+        return invented(curve, S, document, options) | {runner.OTHER_WORK: busy}
+
+    monkeypatch.setattr(runner, "measure", measure)
+    run()
+    assert [call for call in calls if calls.count(call) > 1] == [("torch 8 row", 1024)] * 2
+    assert all(p[runner.OTHER_WORK] == 0.0 for p in json.loads(run.path.read_text())["points"])
+    assert len(points(run.path)) == len(set(points(run.path)))
