@@ -1,14 +1,20 @@
-"""The figures of a document: memory and time as in the paper, and the ratios to the peers."""
+"""The figures of a document: memory and time as in the paper, and the ratios to the peers.
+
+`python -m benchmarks.scaling.plot scaling.json [more.json ...]` draws them again, beside the first document; points of
+further ones, made on the same machine from the same commit, join its curves.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.scaling.pipelines import PIPELINES
-from benchmarks.scaling.runner import directions, total_bytes
+from benchmarks.scaling.runner import SAME_MACHINE, directions, total_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -196,3 +202,36 @@ def ratio(document: dict, peer: str, rank: int, layout: str, value) -> tuple[lis
     its, own = of(peer), of("lrd")
     xs = sorted(its.keys() & own.keys())
     return xs, [its[x] / own[x] for x in xs]
+
+
+def joined(documents: Sequence[dict]) -> dict:
+    """The first document with the points of the others. Where one of them went on, a curve has not ended."""
+    first, *others = documents
+    points = {(p["curve"], p["variables"]): p for p in first["points"]}
+    for other in others:
+        for name in SAME_MACHINE:
+            if other["machine"].get(name) != first["machine"].get(name):
+                raise ValueError(f"the documents were made with another {name}")
+        points |= {(p["curve"], p["variables"]): p for p in other["points"]}
+    ordered = sorted(points.values(), key=lambda p: p["variables"])
+    last = {p["curve"]: p["variables"] for p in ordered if p["status"] == "ok"}
+    went_on = [p for p in ordered if p["status"] != "budget" or p["variables"] >= last.get(p["curve"], 0)]
+    return {**first, "points": went_on}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling.plot",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("documents", nargs="+", type=Path)
+    options = parser.parse_args(argv)
+    document = joined([json.loads(path.read_text()) for path in options.documents])
+    for picture in draw(document, options.documents[0]):
+        print(f"written: {picture}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

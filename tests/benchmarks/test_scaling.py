@@ -234,3 +234,18 @@ def test_disturbed_points_are_measured_once_more(run, monkeypatch):
     assert [call for call in calls if calls.count(call) > 1] == [("torch 8 row", 1024)] * 2
     assert all(p[runner.OTHER_WORK] == 0.0 for p in json.loads(run.path.read_text())["points"])
     assert len(points(run.path)) == len(set(points(run.path)))
+
+
+def test_documents_are_drawn_together(run):
+    run()
+    first = json.loads(run.path.read_text())
+    curve = Curve("torch", 8, "row")
+    ended = {"curve": curve.name, **curve._asdict(), "variables": 8192, "status": "budget", "reason": "enough"}
+    went_on = {"curve": curve.name, **curve._asdict(), "variables": 8192, **record(curve, 8192)}
+    first["points"].append(ended)
+    found = plot.joined([first, {**first, "points": [went_on]}])
+    assert [p["status"] for p in found["points"] if p["curve"] == curve.name] == ["ok"] * 4
+    with pytest.raises(ValueError, match="another cpu"):
+        plot.joined([first, {**first, "machine": {**first["machine"], "cpu": "another"}}])
+    machine.write_json(run.path, first)
+    assert plot.main([str(run.path)]) == 0
