@@ -1,8 +1,9 @@
-"""`lrd-uq fit | evaluate | predict | diagnose | demo`: runs are folders, settings are YAML files.
+"""`lrd-uq fit | evaluate | predict | panel | diagnose | demo`: runs are folders, settings are YAML files.
 
     lrd-uq fit --config digits_dropout.yaml --run runs/dropout      # again after a kill: it goes on
     lrd-uq evaluate --run runs/dropout
     lrd-uq predict --run runs/dropout --images folder
+    lrd-uq panel --run runs/dropout --items 0 1 2
     lrd-uq diagnose --run runs/dropout
     lrd-uq demo
 
@@ -28,7 +29,14 @@ CONFIGS = Path(__file__).with_name("configs")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {"fit": fit, "evaluate": evaluate, "predict": predict, "diagnose": diagnose, "demo": demo}
+    commands = {
+        "fit": fit,
+        "evaluate": evaluate,
+        "predict": predict,
+        "panel": panel,
+        "diagnose": diagnose,
+        "demo": demo,
+    }
     if not words or words[0] not in commands:
         wants_help = bool(words) and words[0] in ("-h", "--help")
         print(__doc__, file=sys.stdout if wants_help else sys.stderr)
@@ -83,7 +91,10 @@ def evaluate(words: list[str]) -> None:
     torch.manual_seed(cli.config["seed_everything"])
     module, batch = cli.model, cli.datamodule.part(cli.config["part"])
     found = scores.evaluate(module.method, module.net, batch, cli.config["samples"], cli.config["ranks"])
-    print(f"{len(batch.target)} images of the {cli.config['part']} data, nats per image; RMSE {found.rmse:.4f}")
+    print(
+        f"{len(batch.target)} items of the {cli.config['part']} data, nats per item; RMSE {found.rmse:.4f},"
+        f" error outside a prediction's columns {found.unexplained:.2f}"
+    )
     print("\n".join(scores.table(list(found.rows.items()))))
     if "expected" in found.rows:
         difference = scores.paired(found.rows["joint"].log_probs, found.rows["expected"].log_probs)
@@ -94,13 +105,14 @@ def evaluate(words: list[str]) -> None:
         "facts": runs.facts(),
         "rmse": found.rmse,
         "mae": found.mae,
-        "rows": {key: {"mean": row.mean, "sd": row.sd} for key, row in found.rows.items()},
+        "unexplained": found.unexplained,
+        "rows": {key: scores.summary(row) for key, row in found.rows.items()},
     }
     (folder / "evaluation.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def predict(words: list[str]) -> None:
-    """Arrays and pictures for a folder of images."""
+    """Arrays and pictures for a folder of files."""
     import torch
 
     from lrd_uq.predict import predict_folder
@@ -112,6 +124,29 @@ def predict(words: list[str]) -> None:
     sizes = (chosen["samples"], chosen["rank"])
     for path in predict_folder(cli.model, cli.datamodule, Path(chosen["images"]), Path(chosen["output"]), *sizes):
         print(path)
+
+
+def panel(words: list[str]) -> None:
+    """A picture of test items: input, truth, prediction, variances and leading modes."""
+    import torch
+
+    from lrd_uq import plots
+    from lrd_uq.predict import predict_item
+
+    options = {
+        "items": (list[int], [0, 1, 2]),
+        "output": (str, "panel.png"),
+        "samples": (int, 64),
+        "rank": (int, 64),
+        "part": (str, "test"),
+    }
+    cli = _trained(words, options)
+    chosen, data = cli.config, cli.datamodule
+    torch.manual_seed(chosen["seed_everything"])
+    items = data.dataset(chosen["part"])
+    subjects = [predict_item(cli.model, data, items[i], chosen["samples"], chosen["rank"]) for i in chosen["items"]]
+    plots.panel(Path(chosen["output"]), subjects)
+    print(f"Wrote {chosen['output']}")
 
 
 def diagnose(words: list[str]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lrd_uq import demo_report, plots, runs
-from lrd_uq.bayes import Dropout, Method, predict_joint
+from lrd_uq.bayes import Dropout, Method
 from lrd_uq.data.inpainting import DigitInpainting
 from lrd_uq.evaluate import Evaluation, evaluate
 from lrd_uq.extra import lightning as L
@@ -31,6 +31,7 @@ from lrd_uq.module import JointUncertainty
 from lrd_uq.monitors import CovarianceMonitor, GradientFilter
 from lrd_uq.nets import DigitsUNet, wrap
 from lrd_uq.phases import Phase, Phases
+from lrd_uq.predict import predict_item
 
 CHANNELS, RANK = 24, 8
 SWEEP = (8, 16, 32, 64, 128)
@@ -159,17 +160,11 @@ def draw_panel(spec: Spec, path: Path) -> None:
     """The first test digits under a trained network."""
     module, data = spec.module(), spec.data()
     runs.load_weights(module, spec.folder)
-    batch = data.part("test")
-    assert batch.mask is not None
-    subjects = []
     torch.manual_seed(spec.seed)
-    for i in range(min(SUBJECTS, len(batch.target))):
-        mask = module.heads[0].flat(batch.mask[i : i + 1])
-        joint = predict_joint(
-            module.method, module.net, batch.input[i : i + 1], spec.samples, PANEL_RANK, mask=mask, chunk=8
-        )
-        shown = data.visible_part(batch.target[i, 0], batch.mask[i, 0])
-        subjects.append(plots.Subject(shown, batch.target[i, 0], batch.mask[i, 0], plots.first_item(joint)))
+    items = data.dataset("test")
+    subjects = [
+        predict_item(module, data, items[i], spec.samples, PANEL_RANK) for i in range(min(SUBJECTS, len(items)))
+    ]
     plots.panel(path, subjects)
 
 

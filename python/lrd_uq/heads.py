@@ -89,12 +89,17 @@ class MeanHead(nn.Module):
         """A target or mask in the layout of the features as [B, S], outputs in the head's order."""
         return self.positions_last(tensor).flatten(1)
 
+    def settle(self, output: Output, mask: Tensor | None = None) -> Output:
+        """An output with all done to it that depends on which outputs exist; done again, it changes nothing."""
+        return output
+
     def gaussian(self, output: Output, mask: Tensor | None = None) -> Gaussian:
         """The Gaussian of an output.
 
         Where `mask` [B, S] is False, mean and factor are 0 and the diagonal 1: outputs that do not exist add nothing to
         traces, modes and truncations.
         """
+        output = self.settle(output, mask)
         diag = self.diag(output)
         factor = output.factor
         if factor is not None and self.is_scaled:
@@ -179,6 +184,7 @@ class LowRankHead(DiagonalHead):
         parametrisation: "plain" for `D + P P^T`, or "scaled" for `sqrt(D) (I + F F^T) sqrt(D)`, whose capacitance
             `I + F^T F` does not depend on D.
         initial_factor: scale of the factor's first weights, beside those of the mean.
+        orthogonal: makes the columns orthogonal by Gram and Schmidt's process, over the outputs that exist.
     """
 
     def __init__(
@@ -191,6 +197,7 @@ class LowRankHead(DiagonalHead):
         eps: float = 0.01,
         initial_raw: float = -3.0,
         initial_factor: float = 0.1,
+        orthogonal: bool = False,
         features_last: bool = False,
     ) -> None:
         if rank < 1:
@@ -200,6 +207,7 @@ class LowRankHead(DiagonalHead):
         super().__init__(channels, outputs, eps=eps, initial_raw=initial_raw, features_last=features_last)
         self.rank = self.rank_in_use = rank
         self.is_scaled, self.initial_factor = parametrisation == "scaled", initial_factor
+        self.orthogonal = orthogonal
         self.factor_weight = nn.Parameter(torch.empty(rank * outputs, channels))
         LowRankHead.reset_parameters(self)
 
@@ -217,6 +225,14 @@ class LowRankHead(DiagonalHead):
         weight = self.factor_weight[: k * self.outputs]
         columns = torch.bmm(_for_each(weight, features), features)  # [B, k outputs, positions]
         return output._replace(factor=columns.view(len(columns), k, -1).mT)
+
+    def settle(self, output: Output, mask: Tensor | None = None) -> Output:
+        if output.factor is None or not self.orthogonal:
+            return output
+        columns = output.factor.mT
+        if mask is not None:
+            columns = torch.where(mask[:, None], columns, 0)
+        return output._replace(factor=gram_schmidt(columns.mT))
 
     def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
         if output.factor is None or not self.is_scaled:
@@ -238,6 +254,24 @@ def existing(values: Tensor, mask: Tensor | None) -> Tensor:
     To be called before anything is squared: the gradient of a square at NaN is NaN, whatever comes after.
     """
     return values if mask is None else torch.where(mask, values, 0)
+
+
+def gram_schmidt(factor: Tensor) -> Tensor:
+    """The columns of `factor` [B, S, R] made orthogonal one after the other, each with the length that is left of it.
+
+    With `P^T P = L L^T`, the orthonormal directions are the columns of `P L^-T`, and the lengths the diagonal of L: one
+    product of the factor's size, where the process itself would make R of them. Of columns that depend on earlier ones
+    to the last digits, next to nothing is left.
+    """
+    wide = factor.double()
+    gram = wide.mT @ wide  # [B, R, R]
+    scale = gram.diagonal(dim1=-2, dim2=-1)
+    lift = 1e-13 * scale.sum(-1, keepdim=True) + torch.finfo(torch.float64).tiny
+    tril = torch.linalg.cholesky(gram + torch.diag_embed(lift.expand_as(scale)))
+    lengths = tril.diagonal(dim1=-2, dim2=-1)
+    eye = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device).expand_as(tril)
+    turn = lengths[..., None] * torch.linalg.solve_triangular(tril, eye, upper=False)  # diag(lengths) L^-1
+    return (turn.to(factor.dtype) @ factor.mT).mT
 
 
 def _for_each(weight: Tensor, features: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ from lrd_uq.data.batch import Batch
 from lrd_uq.extra import lightning as L
 from lrd_uq.extra import torchmetrics
 from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output
-from lrd_uq.nets import GaussianNet
+from lrd_uq.nets import GaussianNet, SplitNet
 from lrd_uq.objectives import Losses, Objective
 
 
@@ -34,6 +36,8 @@ class JointUncertainty(L.pytorch.LightningModule):
         method: how the weights are distributed; None for a deterministic network.
         alpha: weight of the low-rank likelihood beside that of the identity.
         factor_penalty: weight of the mean over outputs of the factor's squares.
+        objective: another one than `Objective(alpha, factor_penalty)`; that of a `SplitNet`, whose mean has a network
+            of its own, keeps the likelihood from it.
         learning_rate: peak of a one-cycle schedule over all steps.
         warmup: share of the steps until the peak.
         weight_decay: of AdamW.
@@ -48,11 +52,13 @@ class JointUncertainty(L.pytorch.LightningModule):
         learning_rate: float = 5e-3,
         warmup: float = 0.1,
         weight_decay: float = 0.0,
+        objective: Objective | None = None,
     ) -> None:
         super().__init__()
+        own = Objective(alpha, factor_penalty, separate_mean=isinstance(net, SplitNet))
         self.method = Method() if method is None else method
         self.net = self.method.prepare(net)
-        self.objective = Objective(alpha, factor_penalty)
+        self.objective = own if objective is None else objective
         self.learning_rate, self.warmup, self.weight_decay = learning_rate, warmup, weight_decay
         self.latest: Step | None = None  # of the running step
         self.val_log_prob = torchmetrics.MeanMetric()
@@ -104,6 +110,19 @@ class JointUncertainty(L.pytorch.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.latest = None  # nothing of size S x R outlives its step; callbacks have seen it
+        self.method.after_step(self.net, self.trainer.global_step, int(self.trainer.estimated_stepping_batches))
+
+    def on_train_epoch_end(self) -> None:
+        if self.trainer.global_step >= self.trainer.estimated_stepping_batches:  # before the last checkpoint is written
+            self.method.conclude(self.net, self._training_batches)
+
+    def _training_batches(self) -> Iterator[Batch]:
+        """All training items once, on this device."""
+        loader: Any = self.trainer.train_dataloader
+        items, size = loader.dataset, loader.batch_sampler.batch
+        for begin in range(0, len(items), size):
+            batch = items.__getitems__(range(begin, min(begin + size, len(items))))
+            yield self.transfer_batch_to_device(batch, self.device, 0)
 
     def configure_gradient_clipping(
         self,
@@ -140,6 +159,23 @@ class JointUncertainty(L.pytorch.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate, weight_decay=self.weight_decay)
         steps = max(int(self.trainer.estimated_stepping_batches), 3)
-        warmup = max(self.warmup, 2 / steps)  # torch divides by the steps of each half less one
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, steps, pct_start=warmup)
+        if self.method.constant_from is not None:
+            schedule = self._level(optimizer, steps)
+        else:
+            warmup = max(self.warmup, 2 / steps)  # torch divides by the steps of each half less one
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, steps, pct_start=warmup)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _level(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+        """Up to the peak, down along a cosine, and level from the share of the steps on that the method asks for."""
+        start, level = self.method.constant_from, self.method.constant_rate
+        assert start is not None
+
+        def rate(step: int) -> float:
+            done = step / steps
+            if done < self.warmup:
+                return max(done / self.warmup, 0.04)
+            fallen = min((done - self.warmup) / max(start - self.warmup, 1e-9), 1.0)
+            return level + (1 - level) * 0.5 * (1 + math.cos(math.pi * fallen))
+
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lrd_uq.heads import Gaussian, MeanHead, Output
+from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output
 
 # What each of MONAI's U-Nets needs beyond dimensions and channels, unless told otherwise.
 MONAI_UNETS: dict[str, dict[str, Any]] = {
@@ -43,6 +43,57 @@ class GaussianNet(nn.Module):
 def wrap(model: nn.Module, head: MeanHead) -> GaussianNet:
     """A Gaussian network of an existing model, whose output becomes the head's features."""
     return GaussianNet(model, head)
+
+
+class SplitNet(GaussianNet):
+    """Two networks: one predicts the mean, the other the covariance, from the input and that mean.
+
+    No gradient of the likelihood reaches the mean: it is trained by its own error alone, the covariance by the
+    likelihood.
+
+    Args:
+        mean: backbone of the mean.
+        backbone: of the covariance; its input has the channels of the input and of the output.
+        head: of the covariance, on features of as many channels as those of the mean.
+    """
+
+    def __init__(self, mean: nn.Module, backbone: nn.Module, head: DiagonalHead) -> None:
+        super().__init__(backbone, head)
+        self.mean_backbone = mean
+        self.mean_head = MeanHead(head.channels, head.outputs, features_last=head.features_last)
+        for parameter in (head.mean_weight, head.mean_bias):
+            parameter.requires_grad_(False)  # the other network's is used
+
+    def forward(self, x: Tensor) -> Output:
+        mean = self.mean_head(self.mean_backbone(x)).mean  # [B, S]
+        if self.head.features_last:
+            seen = mean.detach().view(len(x), self.head.outputs, -1).mT.reshape(*x.shape[:-1], -1)
+            both = torch.cat([x, seen], -1)
+        else:
+            both = torch.cat([x, mean.detach().view(len(x), -1, *x.shape[2:])], 1)
+        return self.head(self.backbone(both))._replace(mean=mean)
+
+
+class NodeNet(nn.Module):
+    """Linear layers on the last dimension: of a table [B, C], or of nodes or series [B, N, C].
+
+    Args:
+        in_channels: of the input.
+        channels: of the features.
+        hidden: of the layers between.
+        dropout: rate after each of them.
+    """
+
+    def __init__(self, in_channels: int, channels: int, hidden: int = 64, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Linear(in_channels, hidden), nn.ReLU(), nn.Dropout(dropout)),
+            *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout)),
+            *(nn.Linear(hidden, channels), nn.ReLU()),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
 
 
 class MonaiUNet(nn.Module):

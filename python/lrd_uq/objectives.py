@@ -31,21 +31,30 @@ class Objective:
         alpha: weight of the likelihood. It may change while training.
         factor_penalty: the likelihood alone hardly sees a factor that explodes in one direction: it costs a few nats,
             while sums over regions become absurdly uncertain. This makes it cost something.
+        separate_mean: the likelihood has no say in the mean, which its own error alone trains (see `SplitNet`).
     """
 
-    def __init__(self, alpha: float = 0.125, factor_penalty: float = 0.01) -> None:
-        self.alpha, self.factor_penalty = alpha, factor_penalty
+    def __init__(self, alpha: float = 0.125, factor_penalty: float = 0.01, separate_mean: bool = False) -> None:
+        self.alpha, self.factor_penalty, self.separate_mean = alpha, factor_penalty, separate_mean
 
     def __call__(self, head: MeanHead, output: Output, target: Tensor, mask: Tensor | None = None) -> Losses:
         """Of `target` [B, S]; `mask` [B, S] is True where an output exists."""
-        residual = existing(target - output.mean, mask)
-        identity = 0.5 * mean_over_outputs(residual.square(), mask).mean() + 0.5 * math.log(2 * math.pi)
+        identity = self.identity(output, target, mask)
         if output.raw_diag is None:
             return Losses(identity, identity, identity, torch.zeros_like(identity))
+        output = head.settle(output, mask)
+        if self.separate_mean:
+            output = output._replace(mean=output.mean.detach())
         low_rank = head.nll(output, target, mask).mean()
         penalty = mean_over_outputs(head.low_rank_variance(output), mask).mean()
         total = identity + self.alpha * low_rank + self.factor_penalty * penalty
         return Losses(total, identity, low_rank, penalty)
+
+    @staticmethod
+    def identity(output: Output, target: Tensor, mask: Tensor | None) -> Tensor:
+        """L_I."""
+        residual = existing(target - output.mean, mask)
+        return 0.5 * mean_over_outputs(residual.square(), mask).mean() + 0.5 * math.log(2 * math.pi)
 
 
 def mean_over_outputs(values: Tensor, mask: Tensor | None) -> Tensor:

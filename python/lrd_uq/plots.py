@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import lrd_kernels as lrd
+from lrd_uq.data.batch import Batch
+from lrd_uq.styles import Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,12 +22,21 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name -> steps 
 
 
 class Subject(NamedTuple):
-    """One image of a panel."""
+    """One item of a panel."""
 
-    input: Tensor  # [H, W], what the network saw; NaN where it saw nothing
-    truth: Tensor | None  # [H, W]
-    mask: Tensor  # bool [H, W], True where outputs exist
-    joint: lrd.JointNormal  # of one image, S = H W
+    input: Tensor  # [C_in, H, W], what the network saw
+    target: Tensor  # [C, H, W], the truth; all NaN where it is not known
+    mask: Tensor  # bool [C, H, W], True where outputs exist
+    joint: lrd.JointNormal  # of one item, S = C H W
+    style: Style
+
+
+def subject(item: Batch, joint: lrd.JointNormal, style: Style | None) -> Subject:
+    """Of an item [C, H, W] and its joint Gaussian."""
+    if style is None or item.target.dim() != 3:
+        raise ValueError("only tasks whose outputs are pictures can be drawn")
+    mask = torch.ones_like(item.target, dtype=torch.bool) if item.mask is None else item.mask
+    return Subject(item.input, item.target, mask, joint, style)
 
 
 def first_item(joint: lrd.JointNormal) -> lrd.JointNormal:
@@ -57,23 +67,22 @@ def panel(path: Path, subjects: Sequence[Subject]) -> None:
 
 
 def _draw_subject(figure: Figure, rows: Sequence[Sequence[Axes]], subject: Subject) -> None:
-    joint, mask = subject.joint, subject.mask
-    shape = mask.shape
-    prediction = torch.where(mask, joint.loc.view(shape), subject.input)
-    for axes, title, image in zip(
-        rows[0], ("input", "truth", "prediction"), (subject.input, subject.truth, prediction), strict=False
-    ):
-        if image is None:
+    joint, mask, style = subject.joint, subject.mask, subject.style
+    beside = subject.target if style.fills else torch.full_like(subject.target, torch.nan)
+    prediction = torch.where(mask, joint.loc.view(mask.shape), beside)
+    truth = subject.target if style.fills else torch.where(mask, subject.target, torch.nan)
+    shown = {"input": style.seen(subject.input), "truth": style.picture(truth), "prediction": style.picture(prediction)}
+    for axes, (title, image) in zip(rows[0], shown.items(), strict=False):
+        if title == "truth" and bool(subject.target.isnan().all()):
             axes.set_axis_off()
             continue
-        axes.set_facecolor("#ffe9c4")  # what was not seen
-        axes.imshow(image.numpy(), cmap="gray_r", vmin=0, vmax=1)
+        axes.imshow(image)
         axes.set_title(title, fontsize=9)
     low_rank = joint.cov_factor.square().sum(-1)
     variances = {"total var.": joint.variance, "diagonal D": joint.cov_diag, "low-rank var.": low_rank}
     most = joint.variance[mask.flatten()].max().item()
     for axes, (title, variance) in zip(rows[1], variances.items(), strict=False):
-        drawn = axes.imshow(_shown(variance, mask), cmap="viridis", vmin=0, vmax=most)
+        drawn = axes.imshow(_of_outputs(variance, mask).mean(0).numpy(), cmap="viridis", vmin=0, vmax=most)
         axes.set_title(title, fontsize=9)
     bar = figure.colorbar(drawn, ax=list(rows[1][:3]), location="bottom", fraction=0.08, pad=0.02, aspect=35)
     bar.ax.tick_params(labelsize=7)
@@ -81,10 +90,12 @@ def _draw_subject(figure: Figure, rows: Sequence[Sequence[Axes]], subject: Subje
         axes.set_axis_off()
     parts = (("joint", joint), ("aleatoric", joint.aleatoric), ("epistemic", joint.epistemic))
     for row, (name, part) in zip(rows, parts, strict=True):
-        _draw_modes(row[3:], name, part, mask)
+        _draw_modes(row[3:], name, part, mask, style)
 
 
-def _draw_modes(tiles: Sequence[Axes], name: str, part: lrd.LowRankMultivariateNormal, mask: Tensor) -> None:
+def _draw_modes(
+    tiles: Sequence[Axes], name: str, part: lrd.LowRankMultivariateNormal, mask: Tensor, style: Style
+) -> None:
     modes = part.modes(min(MODES, part.cov_factor.shape[-1]))
     columns = modes.vectors  # [S, k]
     for number, axes in enumerate(tiles):
@@ -92,16 +103,16 @@ def _draw_modes(tiles: Sequence[Axes], name: str, part: lrd.LowRankMultivariateN
             axes.set_axis_off()
             continue
         column = columns[:, number]
-        column = -column if column.sum() < 0 else column  # signs are free: the heavier side is red
-        limit = max(column.abs().max().item(), 1e-6)
-        axes.imshow(_shown(column, mask), cmap="RdBu_r", vmin=-limit, vmax=limit)
+        column = -column if column.sum() < 0 else column  # signs are free: the heavier side is positive
+        axes.imshow(style.mode(_of_outputs(column, mask)))
         share = (modes.singular_values[number].square() / part.variance[mask.flatten()].sum()).item()
         axes.set_title(f"{share:.0%}" if share >= 0.005 else "< 1%", fontsize=8)
     tiles[0].set_ylabel(name, fontsize=9)
 
 
-def _shown(values: Tensor, mask: Tensor) -> np.ndarray:
-    return torch.where(mask, values.view(mask.shape), torch.nan).numpy()
+def _of_outputs(values: Tensor, mask: Tensor) -> Tensor:
+    """[S] as [C, H, W], NaN where there is no output."""
+    return torch.where(mask, values.view(mask.shape), torch.nan)
 
 
 def curves(path: Path, runs: Mapping[str, Series]) -> None:

@@ -46,4 +46,5 @@ def make_trainer(tmp_path):
         settings |= {"default_root_dir": tmp_path, "log_every_n_steps": 1, **options}
         return L.pytorch.Trainer(max_steps=steps, logger=logger, callbacks=[EpochSeeds(0), *callbacks], **settings)
 
+    make.callback = L.pytorch.Callback  # to derive one from
     return make

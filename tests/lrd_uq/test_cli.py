@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from realdata import colours, write_celeba, write_chairs, write_nyu
 
 import lrd_kernels as lrd
 from lrd_uq import cli, runs
@@ -18,13 +19,37 @@ from lrd_uq.data import load_digits
 
 CONFIGS = sorted(file.stem for file in cli.CONFIGS.glob("*.yaml"))
 SMALL = ["--data.init_args.train", "64", "--data.init_args.val", "20", "--data.init_args.test", "12"]
-FEW = [*SMALL, "--data.init_args.steps_per_epoch", "3", "--trainer.max_steps", "6", "--trainer.log_every_n_steps", "1"]
-FEW += ["--trainer.enable_progress_bar", "false", "--model.net.init_args.head.init_args.channels", "6"]
-FEW += ["--model.net.init_args.backbone.init_args.channels", "6", "--trainer.num_sanity_val_steps", "0"]
+SHORT = ["--data.init_args.steps_per_epoch", "3", "--trainer.max_steps", "6", "--trainer.log_every_n_steps", "1"]
+SHORT += ["--trainer.enable_progress_bar", "false", "--trainer.num_sanity_val_steps", "0"]
+HEAD, NET = "--model.net.init_args.head.init_args.", "--model.net.init_args."
+FEW = [*SMALL, *SHORT, HEAD + "channels", "6", NET + "backbone.init_args.channels", "6"]
+REAL = {"celeba_inpainting", "celeba_colourisation", "flying_chairs", "nyu_depth"}
+
+
+def few(config, folder):
+    """Options that make a config small; the paper's data sets are written into the folder."""
+    if config.startswith("digits"):
+        split = [NET + "mean.init_args.channels", "6"] if "SplitNet" in _text(config) else []
+        return [*FEW, *split]
+    if config == "cell_measurements":
+        return SHORT
+    if config not in REAL:
+        return [*SHORT, *SMALL, *(["--data.init_args.size", "[16,24]"] if config != "regional_demand" else [])]
+    small = ["--data.init_args.size", "[24,32]", "--data.init_args.batch_size", "2", "--data.init_args.workers", "0"]
+    if config.startswith("celeba"):
+        where = ["--data.init_args.folder", str(write_celeba(folder / "data"))]
+    elif config == "flying_chairs":
+        where = ["--data.init_args.folder", str(write_chairs(folder / "data"))]
+    else:
+        write_nyu(folder / "data")
+        where = ["--data.init_args.file", str(folder / "data" / "nyu_depth_v2_labeled.mat")]
+        where += ["--data.init_args.splits", str(folder / "data" / "splits.mat")]
+    return [*SHORT, *small, *where, "--trainer.accelerator", "cpu"]
 
 
 def fit(folder, config, *more):
-    assert cli.main(["fit", "--config", config, "--run", str(folder), *FEW, *more]) == 0
+    options = few(config, folder.parent)
+    assert cli.main(["fit", "--config", config, "--run", str(folder), *options, *more]) == 0
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -32,11 +57,37 @@ def test_every_shipped_config_fits(config, tmp_path):
     fit(tmp_path / "run", config)
     assert (tmp_path / "run" / "last.ckpt").exists()
     assert runs.read_metrics(tmp_path / "run")["loss"][0] == [0, 1, 2, 3, 4, 5]
+    words = ["evaluate", f"--run={tmp_path / 'run'}", "--samples", "3", "--ranks", "[2]"]
+    assert cli.main(words) == 0
+    assert "rms_z" in next(iter(json.loads((tmp_path / "run" / "evaluation.json").read_text())["rows"].values()))
+
+
+@pytest.mark.parametrize("config", ["natural_inpainting", "natural_colourisation", "moving_layers", "rendered_rooms"])
+def test_pictures_of_every_task(config, tmp_path):
+    """The panel of a run, and predictions for files."""
+    fit(tmp_path / "run", config)
+    picture = tmp_path / "panel.png"
+    words = ["--items", "[1]", "--samples", "3", "--rank", "4", "--output", str(picture)]
+    assert cli.main(["panel", f"--run={tmp_path / 'run'}", *words]) == 0
+    assert picture.stat().st_size > 5_000
+    files = tmp_path / "files"
+    files.mkdir()
+    for frame in (1, 2):
+        Image.fromarray(colours(frame, 32, 48)).save(files / f"a_img{frame}.png")
+    words = ["--images", str(files), "--output", str(tmp_path / "out"), "--samples", "3", "--rank", "4"]
+    assert cli.main(["predict", f"--run={tmp_path / 'run'}", *words]) == 0
+    assert (tmp_path / "out" / "a_img1.png").stat().st_size > 5_000
+
+
+def test_panel_of_a_task_without_pictures(tmp_path, capsys):
+    fit(tmp_path / "run", "cell_measurements")
+    assert cli.main(["panel", f"--run={tmp_path / 'run'}", "--samples", "3"]) == 1
+    assert "only tasks whose outputs are pictures" in capsys.readouterr().err
 
 
 def test_there_is_a_config_for_every_method():
     methods = {name.split("class_path: lrd_uq.bayes.")[1].split()[0] for name in map(_text, CONFIGS)}
-    assert methods == {"Method", "Dropout", "Variational", "Ensemble"}
+    assert methods == {"Method", "Dropout", "Variational", "Ensemble", "Swag", "Laplace"}
 
 
 def _text(config):
@@ -63,7 +114,7 @@ def test_going_on_with_other_settings_is_refused(run, capsys):
 def test_evaluate_prints_and_writes_scores(run, capsys):
     assert cli.main(["evaluate", f"--run={run}", "--samples", "4", "--ranks", "[2,4]"]) == 0
     said = capsys.readouterr().out
-    assert "12 images of the test data" in said
+    assert "12 items of the test data" in said
     assert "joint minus expected weights, paired: " in said
     document = json.loads((run / "evaluation.json").read_text())
     assert set(document["rows"]) == {
@@ -108,7 +159,7 @@ def test_bad_pictures_are_named(run, tmp_path, bad, capsys):
     wanted = {
         "size": "wrong.png must have 28 x 28 pixels; got 30 x 28",
         "bytes": "wrong.png is not a picture that can be read",
-        "none": "has no image",
+        "none": "has no picture",
     }
     assert wanted[bad] in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

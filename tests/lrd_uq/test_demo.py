@@ -62,7 +62,7 @@ def test_ordering_that_fails_is_said(tmp_path):
     """Every row the same but for the joint, which is put below the expected weights."""
     keys = {"single", "diagonal", "expected", "joint", "mixture", "joint 8", "joint 8 unfolded"}
     rows = {key: Row(key, torch.arange(5.0) - 10 * (key == "joint"), torch.ones(5)) for key in keys}
-    scored = demo.Scored(Evaluation(rows, 0.1, 0.1, None), 0.0, 1.0, 1.0, 0)
+    scored = demo.Scored(Evaluation(rows, 0.1, 0.1, 0.5, None), 0.0, 1.0, 1.0, 0)
     names = [spec.name for spec in demo.specs(tmp_path, 1, 0, 2, 5)]
     lines = demo_report.write(tmp_path, dict.fromkeys(names, scored), {}, {"images": 5})
     wanted = "LR+D, MC dropout, joint, all columns above LR+D, MC dropout, expected weights (-10.0"
@@ -95,6 +95,7 @@ def test_panel_shows_what_it_is_given(tmp_path, make_net):
     mask = batch.mask[:1].flatten(1)
     joint = plots.first_item(predict_joint(Dropout(), net, batch.input[:1], 3, 20, mask=mask))
     assert joint.epistemic.cov_factor.shape[-1] == 2
-    subject = plots.Subject(data.visible_part(batch.target[0, 0], batch.mask[0, 0]), None, batch.mask[0, 0], joint)
-    plots.panel(tmp_path / "panel.png", [subject])
+    item = data.dataset("test")[0]
+    item = item._replace(target=torch.full_like(item.target, torch.nan))
+    plots.panel(tmp_path / "panel.png", [plots.subject(item, joint, data.style)])
     assert (tmp_path / "panel.png").stat().st_size > 5_000

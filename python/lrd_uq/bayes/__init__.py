@@ -3,14 +3,18 @@
 from lrd_uq.bayes.base import Method, NoExpectedWeights, predict_joint
 from lrd_uq.bayes.dropout import Dropout
 from lrd_uq.bayes.ensemble import Ensemble, EnsembleNet
+from lrd_uq.bayes.laplace import Laplace
+from lrd_uq.bayes.swag import Swag
 from lrd_uq.bayes.variational import Variational, VariationalLayer, to_variational
 
 __all__ = [
     "Dropout",
     "Ensemble",
     "EnsembleNet",
+    "Laplace",
     "Method",
     "NoExpectedWeights",
+    "Swag",
     "Variational",
     "VariationalLayer",
     "predict_joint",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import lrd_kernels as lrd
+from lrd_uq.data.batch import Batch
 from lrd_uq.heads import Gaussian
 from lrd_uq.nets import GaussianNet
 
@@ -21,6 +23,9 @@ class NoExpectedWeights(NotImplementedError):
 
 class Method:
     """A distribution over the weights of a network. This one has a single point: a deterministic network."""
+
+    constant_from: float | None = None  # share of the steps from which on the learning rate is level; None for never
+    constant_rate = 0.0  # its level there, as a share of the peak
 
     def prepare(self, net: GaussianNet) -> nn.Module:
         """The network to train: with other layers, or several times over."""
@@ -37,6 +42,13 @@ class Method:
     def penalty(self, net: nn.Module) -> Tensor | None:
         """What the weights themselves cost, in nats, beside the likelihood of all training items."""
         return None
+
+    def after_step(self, net: nn.Module, step: int, steps: int) -> None:
+        """Called after step number `step` (from 1) of `steps`: what a method gathers while training."""
+
+    def conclude(self, net: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:
+        """Called once after the last step, with the training items: what a method makes of a trained network. What it
+        keeps must be in the network's state."""
 
     def sample_predictions(
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
@@ -102,3 +114,10 @@ def predict_joint(
     for prediction in method.sample_predictions(net, x, T, mask=mask, chunk=chunk):
         joint.update(*prediction)
     return joint.finalize(parts=parts, validate_args=False)
+
+
+@torch.no_grad()
+def predict_with(net: GaussianNet, weights: Mapping[str, Tensor], x: Tensor, mask: Tensor | None) -> Gaussian:
+    """The prediction of a network in evaluation mode with some of its parameters replaced, by name."""
+    with evaluation(net):
+        return net.head.gaussian(functional_call(net, dict(weights), (x,)), mask)

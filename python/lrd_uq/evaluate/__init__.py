@@ -1,10 +1,11 @@
 """Held-out scores of a network and of all the Gaussians that its predictions can be made into."""
 
 from lrd_uq.evaluate.ordering import Difference, paired, verdict
+from lrd_uq.evaluate.reconstruction import unexplained_error
 from lrd_uq.evaluate.region_sum import Calibration, calibration, standardised_sum
 from lrd_uq.evaluate.rows import Evaluation, Row, collect, evaluate
 from lrd_uq.evaluate.sweep import kept_columns, key_of
-from lrd_uq.evaluate.tables import markdown, table
+from lrd_uq.evaluate.tables import markdown, summary, table
 
 __all__ = [
     "Calibration",
@@ -19,6 +20,8 @@ __all__ = [
     "markdown",
     "paired",
     "standardised_sum",
+    "summary",
     "table",
+    "unexplained_error",
     "verdict",
 ]

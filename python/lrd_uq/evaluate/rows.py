@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import lrd_kernels as lrd
-from lrd_uq.bayes.base import Method, NoExpectedWeights
+from lrd_uq.bayes.base import Method, NoExpectedWeights, quietly
 from lrd_uq.data.batch import Batch
+from lrd_uq.evaluate.reconstruction import unexplained_error
 from lrd_uq.evaluate.region_sum import standardised_sum
 from lrd_uq.evaluate.sweep import kept_columns
+
+MOST_NUMBERS = 1 << 28  # of all predictions that are held at once, about a GiB
 
 
 class Row(NamedTuple):
@@ -38,6 +41,7 @@ class Evaluation(NamedTuple):
     rows: dict[str, Row]
     rmse: float
     mae: float
+    unexplained: float  # share of the error's length outside the columns of one prediction: `unexplained_error`
     no_expected: str | None  # why there is no row of the expected weights
 
 
@@ -58,17 +62,26 @@ def collect(method: Method, net: nn.Module, x: Tensor, T: int, mask: Tensor | No
 
 @torch.no_grad()
 def evaluate(
-    method: Method, net: nn.Module, batch: Batch, T: int = 64, ranks: Sequence[int] = (), images_at_once: int = 25
+    method: Method,
+    net: nn.Module,
+    batch: Batch,
+    T: int = 64,
+    ranks: Sequence[int] = (),
+    images_at_once: int | None = None,
 ) -> Evaluation:
     """Scores a network on a batch, a few images at a time.
 
     Args:
         T: predictions of a Bayesian method.
         ranks: kept columns of the joint to score as well, each with what is dropped folded into the diagonal and not.
+        images_at_once: None for at most 25, and no more than `MOST_NUMBERS` of their predictions.
     """
     head = method.members(net)[0].head
+    if images_at_once is None:
+        images_at_once = min(25, max(1, MOST_NUMBERS // (batch.target[0].numel() * T * (head.rank + 2))))
     scores: dict[str, list[Row]] = {}
     squares, absolute, count, reason = 0.0, 0.0, 0, None
+    unexplained: list[Tensor] = []
     for begin in range(0, len(batch.target), images_at_once):
         x, target, mask = (None if t is None else t[begin : begin + images_at_once] for t in batch)
         assert x is not None
@@ -76,6 +89,8 @@ def evaluate(
         target = head.flat(target)
         mask = torch.ones_like(target, dtype=torch.bool) if mask is None else head.flat(mask)
         predictions = collect(method, net, x, T, mask)
+        own = quietly(method.members(net)[0])(x, mask)
+        unexplained.append(unexplained_error(own.factor, torch.where(mask, target - own.mean, 0)))
         for row in _predictives(predictions, target, mask, ranks):
             scores.setdefault(row.key, []).append(row)
         if len(predictions.means) > 1:
@@ -93,7 +108,8 @@ def evaluate(
     rows = {
         key: Row(key, torch.cat([s.log_probs for s in some]), _cat([s.z for s in some])) for key, some in scores.items()
     }
-    return Evaluation(rows, (squares / count) ** 0.5, absolute / count, reason)
+    lost = float(torch.cat(unexplained).mean())
+    return Evaluation(rows, (squares / count) ** 0.5, absolute / count, lost, reason)
 
 
 def _predictives(predictions: Predictions, target: Tensor, mask: Tensor, ranks: Sequence[int]) -> Iterator[Row]:

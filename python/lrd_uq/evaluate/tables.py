@@ -21,6 +21,14 @@ def table(rows: Sequence[tuple[str, Row]]) -> list[str]:
     return markdown(cells)
 
 
+def summary(row: Row) -> dict[str, float]:
+    """Its figures, ready for JSON."""
+    found = {"mean": row.mean, "sd": row.sd}
+    if row.z is not None:
+        found |= {"rms_z": calibration(row.z).rms, "coverage": calibration(row.z).coverage}
+    return found
+
+
 def markdown(cells: Sequence[Sequence[str]]) -> list[str]:
     """A table of equally wide columns: the first row is the heading, the first column is set left."""
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]

@@ -1,0 +1,110 @@
+"""Laplace's approximation for the last layer: a Gaussian over the weights of the mean, about where training ended.
+
+Its precision is the prior's plus, over the training items, `J^T Sigma^-1 J`: J is what the mean does as a weight moves,
+the features themselves, and Sigma the predicted covariance with all its correlations, whose inverse is applied by
+`lrd.solve`. Nothing else is approximated: the mean is linear in these weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+import lrd_kernels as lrd
+from lrd_uq.bayes.base import Method, Predict, evaluation, predict_with, quietly
+from lrd_uq.data.batch import Batch
+from lrd_uq.heads import Gaussian, Output
+from lrd_uq.nets import GaussianNet, SplitNet
+
+
+class LaplaceNet(nn.Module):
+    """A network, and the Cholesky factor of its last layer's posterior precision, which is saved with it."""
+
+    tril: Tensor  # [n, n] in float64, n = outputs (channels + 1); all zeros until training has ended
+
+    def __init__(self, net: GaussianNet) -> None:
+        super().__init__()
+        self.net = net
+        n = net.head.outputs * (net.head.channels + 1)
+        self.register_buffer("tril", torch.zeros(n, n, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Output:
+        return self.net(x)
+
+    def draw(self) -> dict[str, Tensor]:
+        """Weights and biases of the mean, by name."""
+        head = self.net.head
+        noise = torch.randn(len(self.tril), 1, dtype=self.tril.dtype, device=self.tril.device)
+        step = torch.linalg.solve_triangular(self.tril.mT, noise, upper=True).view(head.outputs, -1)
+        step = step.to(head.mean_weight)
+        return {"head.mean_weight": head.mean_weight + step[:, :-1], "head.mean_bias": head.mean_bias + step[:, -1]}
+
+
+class Laplace(Method):
+    """The last layer of the mean.
+
+    Args:
+        prior_std: of its weights.
+        temperature: of the posterior: above 1, wider. Outputs that are more alike than the predicted covariance says
+            make the posterior too narrow.
+    """
+
+    def __init__(self, prior_std: float = 1.0, temperature: float = 1.0) -> None:
+        self.prior_std, self.temperature = prior_std, temperature
+
+    def prepare(self, net: GaussianNet) -> nn.Module:
+        if isinstance(net, SplitNet):
+            raise ValueError("the last layer of a SplitNet's mean is not that of its head")
+        return LaplaceNet(net)
+
+    def members(self, net: nn.Module) -> Sequence[GaussianNet]:
+        return [_of(net).net]
+
+    @torch.no_grad()
+    def conclude(self, net: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:
+        own = _of(net)
+        precision = torch.eye(len(own.tril), dtype=own.tril.dtype, device=own.tril.device) / self.prior_std**2
+        with evaluation(own.net):
+            for batch in batches():
+                precision += curvature(own.net, batch)
+        own.tril.copy_(torch.linalg.cholesky(precision / self.temperature))
+
+    def sample_predictions(
+        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
+    ) -> Iterator[Gaussian]:
+        own = _of(net)
+        if not own.tril.any():
+            raise ValueError("the last layer has no posterior yet: train to the end first")
+        for _ in range(T):
+            yield predict_with(own.net, own.draw(), x, mask)
+
+    def expected(self, net: nn.Module) -> Predict:
+        return quietly(_of(net).net)
+
+
+def curvature(net: GaussianNet, batch: Batch) -> Tensor:
+    """Sum over a batch of `J^T Sigma^-1 J`, in float64: [n, n], each output's channels and bias together."""
+    head = net.head
+    features = net.backbone(batch.input)
+    mask = None if batch.mask is None else head.flat(batch.mask)
+    _, factor, diag = head.gaussian(head(features), mask)
+    if factor is None:
+        factor = diag.new_zeros(*diag.shape, 0)
+    features = head.positions_last(features).to(diag)  # [B, C, positions]
+    B, _, positions = features.shape
+    columns = torch.cat([features, torch.ones_like(features[:, :1])], 1)  # [B, C + 1, positions]
+    jacobian = columns.new_zeros(head.outputs, columns.shape[1], B, head.outputs, positions)
+    for output in range(head.outputs):
+        jacobian[output, :, :, output] = columns.movedim(1, 0)
+    jacobian = jacobian.flatten(0, 1).flatten(2)  # [n, B, S]
+    if mask is not None:
+        jacobian = torch.where(mask, jacobian, 0)
+    solved = lrd.solve(jacobian, factor, diag)
+    return torch.einsum("nbs,mbs->nm", jacobian.double(), solved.double())
+
+
+def _of(net: nn.Module) -> LaplaceNet:
+    assert isinstance(net, LaplaceNet)
+    return net

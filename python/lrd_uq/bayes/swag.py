@@ -1,0 +1,125 @@
+"""SWAG (Maddox et al. 2019): a Gaussian over all weights from where the last steps of training went.
+
+Its mean is that of snapshots along the way, its covariance half the diagonal of their variances, half the low-rank part
+of the last ones: with z ~ N(0, I), `w = mean + (sqrt(variance) z_1 + A z_2 / sqrt(K - 1)) / sqrt(2)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lrd_uq.bayes.base import Method, Predict, predict_with
+from lrd_uq.heads import Gaussian, Output
+from lrd_uq.nets import GaussianNet
+
+
+class SwagNet(nn.Module):
+    """A network, and the moments of its snapshots, which are saved with it."""
+
+    mean: Tensor  # [n], over all trained weights
+    square: Tensor  # [n]
+    deviations: Tensor  # [K, n], of the last snapshots from the mean at their time
+    count: Tensor  # snapshots so far
+
+    def __init__(self, net: GaussianNet, columns: int) -> None:
+        super().__init__()
+        self.net = net
+        n = len(self.weights())
+        for name, shape in (("mean", (n,)), ("square", (n,)), ("deviations", (columns, n)), ("count", ())):
+            self.register_buffer(name, torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Output:
+        return self.net(x)
+
+    def trained(self) -> dict[str, Tensor]:
+        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+
+    def weights(self) -> Tensor:
+        """All trained weights, one after the other: [n]."""
+        return torch.cat([p.detach().flatten() for p in self.trained().values()])
+
+    def by_name(self, weights: Tensor) -> dict[str, Tensor]:
+        """[n] as the network's parameters."""
+        parts = weights.split([p.numel() for p in self.trained().values()])
+        return {name: part.view_as(p) for (name, p), part in zip(self.trained().items(), parts, strict=True)}
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """A snapshot."""
+        weights, count = self.weights(), float(self.count)
+        self.mean.mul_(count / (count + 1)).add_(weights / (count + 1))
+        self.square.mul_(count / (count + 1)).add_(weights.square() / (count + 1))
+        self.deviations[int(count) % len(self.deviations)] = weights - self.mean
+        self.count += 1
+
+    def draw(self) -> Tensor:
+        used = min(int(self.count), len(self.deviations))
+        spread = (self.square - self.mean.square()).clamp(min=0).sqrt()
+        noise = torch.randn(used, device=self.mean.device)
+        along = noise @ self.deviations[:used] / math.sqrt(max(used - 1, 1))
+        return self.mean + (spread * torch.randn_like(spread) + along) / math.sqrt(2)
+
+
+class Swag(Method):
+    """Snapshots of the last part of training, at a level learning rate.
+
+    Args:
+        start: share of the steps after which they begin.
+        snapshots: how many are taken, evenly.
+        columns: of the low-rank part: the last snapshots.
+        rate: learning rate meanwhile, as a share of the peak. Higher rates walk further.
+    """
+
+    def __init__(self, start: float = 0.6, snapshots: int = 40, columns: int = 20, rate: float = 0.2) -> None:
+        if not 0 < start < 1 or snapshots < 2 or columns < 2:
+            raise ValueError(
+                f"start must be between 0 and 1, snapshots and columns at least 2; got {start}, {snapshots}, {columns}"
+            )
+        self.start, self.snapshots, self.columns = start, snapshots, columns
+        self.constant_from, self.constant_rate = start, rate
+
+    def prepare(self, net: GaussianNet) -> nn.Module:
+        if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in net.modules()):
+            raise ValueError("batch normalisation with running statistics does not fit SWAG: they belong to no draw")
+        return SwagNet(net, self.columns)
+
+    def members(self, net: nn.Module) -> Sequence[GaussianNet]:
+        return [_of(net).net]
+
+    def after_step(self, net: nn.Module, step: int, steps: int) -> None:
+        first = self.start * steps
+        every = (steps - first) / self.snapshots
+        if step > first and math.floor((step - first) / every) > math.floor((step - 1 - first) / every):
+            _of(net).take()
+
+    def sample_predictions(
+        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
+    ) -> Iterator[Gaussian]:
+        own = self._walked(net)
+        for _ in range(T):
+            yield predict_with(own.net, own.by_name(own.draw()), x, mask)
+
+    def expected(self, net: nn.Module) -> Predict:
+        own = self._walked(net)
+
+        def predict(x: Tensor, mask: Tensor | None = None) -> Gaussian:
+            return predict_with(own.net, own.by_name(own.mean), x, mask)
+
+        return predict
+
+    @staticmethod
+    def _walked(net: nn.Module) -> SwagNet:
+        own = _of(net)
+        if own.count < 2:
+            raise ValueError("SWAG has no snapshots yet: train to the end first")
+        return own
+
+
+def _of(net: nn.Module) -> SwagNet:
+    assert isinstance(net, SwagNet)
+    return net

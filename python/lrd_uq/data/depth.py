@@ -1,0 +1,126 @@
+"""Depth: a picture in, the distance of every pixel out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from lrd_uq.data import motorcycle
+from lrd_uq.data.batch import Batch
+from lrd_uq.data.files import read_colour, resize, resize_known
+from lrd_uq.data.natural import generator_of
+from lrd_uq.data.nyu import NyuFile, read_splits
+from lrd_uq.data.rooms import room
+from lrd_uq.data.task import Datasets, Task, at_most, made, numbered, shares
+from lrd_uq.styles import Depth
+
+TEST_ON = ("generated", "motorcycle")
+
+
+class DepthTask(Task):
+    """Input [3, H, W], target [1, H, W] in metres, mask: where it was measured."""
+
+    style = Depth()
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        batch_size: int = 8,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, steps_per_epoch, seed, workers)
+        self.size = (int(size[0]), int(size[1]))
+
+    def read(self, path: Path) -> Batch:
+        unknown = torch.full((1, *self.size), torch.nan)
+        return Batch(read_colour(path, self.size), unknown, torch.ones_like(unknown, dtype=torch.bool))
+
+
+class NyuDepth(DepthTask):
+    """NYU Depth v2, its labelled pairs: `nyu_depth_v2_labeled.mat` and `splits.mat` with the official split. A fifth of
+    the training pairs is kept for validation.
+
+    (The paper tells of 695 training and 174 validation pairs beside the 654 of the official test split; the file has
+    1,449 pairs, of which 795 are not test pairs: 636 and 159 here.)
+
+    Args:
+        file: `nyu_depth_v2_labeled.mat`, an HDF5 file of MATLAB.
+        splits: `splits.mat`, whose numbers begin with 1.
+        raw: distances as the camera gave them, with holes, instead of those filled in.
+        size: height and width that pictures are brought to.
+        train, val, test: how many of each at most; None for all.
+        on_broken: "refuse" or "skip" pairs that cannot be read.
+        batch_size, steps_per_epoch, seed, workers: see `Task`.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        splits: str,
+        raw: bool = True,
+        size: tuple[int, int] = (240, 320),
+        train: int | None = None,
+        val: int | None = None,
+        test: int | None = None,
+        on_broken: str = "refuse",
+        batch_size: int = 8,
+        steps_per_epoch: int | None = None,
+        seed: int = 42,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(size, batch_size, steps_per_epoch, seed, workers)
+        self.file, self.splits, self.raw, self.on_broken = NyuFile(Path(file)), Path(splits), raw, on_broken
+        self.most = (train, val, test)
+
+    def datasets(self) -> Datasets:
+        count = len(self.file)
+        known, held_out = read_splits(self.splits, count)
+        kept, _, chosen = shares(len(known), self.seed, 0.8, 0.0)
+        parts = ([known[i] for i in kept], [known[i] for i in chosen], held_out)
+        return made(at_most(parts, self.most), self.pair, self.on_broken)
+
+    def pair(self, number: int) -> Batch:
+        picture, metres = self.file.pair(number, self.raw)
+        known = metres.isfinite() & (metres > 0)
+        return Batch(resize(picture, self.size), *resize_known(metres, known, self.size))
+
+
+class RenderedRooms(DepthTask):
+    """Depth with no download: rooms with boxes in them, walls papered with photographs. The distances have holes, as
+    those of a real camera have.
+
+    Args:
+        size: height and width of a picture.
+        train, val, test: how many rooms of each.
+        test_on: "generated", or "motorcycle" for a real picture with measured distances.
+        batch_size, steps_per_epoch, seed, workers: see `Task`.
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int] = (48, 64),
+        train: int = 2000,
+        val: int = 50,
+        test: int = 50,
+        test_on: str = "generated",
+        batch_size: int = 16,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        if test_on not in TEST_ON:
+            raise ValueError(f"test_on must be one of {', '.join(TEST_ON)}; got {test_on!r}")
+        super().__init__(size, batch_size, steps_per_epoch, seed, workers)
+        self.counts, self.test_on = (train, val, test), test_on
+
+    def datasets(self) -> Datasets:
+        train, val, test = numbered(self.counts)
+        return made((train, val, test[:1] if self.test_on == "motorcycle" else test), self.view)
+
+    def view(self, key: tuple[int, int]) -> Batch:
+        if key[0] == 2 and self.test_on == "motorcycle":  # one picture, and so one item
+            return Batch(*motorcycle.depth(self.size))
+        return Batch(*room(self.size, key[0], generator_of(self.seed, *key)))

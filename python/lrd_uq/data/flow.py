@@ -1,0 +1,171 @@
+"""Optical flow: two frames in, the motion of every pixel of the first one out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lrd_uq.data import motorcycle
+from lrd_uq.data.batch import Batch
+from lrd_uq.data.files import BrokenFile, known_flow, pictures_of, read_colour, read_flo, read_lines, resize_known
+from lrd_uq.data.layers import moving_layers
+from lrd_uq.data.natural import generator_of
+from lrd_uq.data.task import Datasets, Task, at_most, made, numbered, shares
+from lrd_uq.styles import Flow
+
+TEST_ON = ("generated", "motorcycle")
+
+
+class FlowTask(Task):
+    """Input [6, H, W]: both frames; target [2, H, W]: motion right and down, in units of `unit` pixels of the size in
+    use; mask: where it is known."""
+
+    style = Flow()
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        unit: float,
+        batch_size: int = 8,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, steps_per_epoch, seed, workers)
+        self.size, self.unit = (int(size[0]), int(size[1])), unit
+
+    def item(self, first: Tensor, second: Tensor, flow: Tensor, known: Tensor) -> Batch:
+        """From frames [3, H, W] and motion in pixels [2, H, W]."""
+        return Batch(torch.cat([first, second]), flow / self.unit, known)
+
+    def inputs_of(self, folder: Path) -> list[Path]:
+        """First frames, named `<name>_img1.<ending>`."""
+        found = [path for path in pictures_of(folder) if path.stem.endswith("_img1")]
+        if not found:
+            raise FileNotFoundError(f"{folder} has no first frame <name>_img1.png (or .ppm, .jpg)")
+        return found
+
+    def read(self, path: Path) -> Batch:
+        second = path.with_name(path.name.replace("_img1", "_img2"))
+        unknown = torch.full((2, *self.size), torch.nan)
+        frames = read_colour(path, self.size), read_colour(second, self.size)
+        return self.item(*frames, unknown, torch.ones_like(unknown, dtype=torch.bool))
+
+
+class FlyingChairs(FlowTask):
+    """Flying Chairs as it is handed out: `00001_img1.ppm`, `00001_img2.ppm` and `00001_flow.flo` in one folder.
+
+    Without a split file the pairs are split 80, 10 and 10 % in an order that the seed fixes: 18,297, 2,287 and 2,288 of
+    all 22,872, as the paper has them.
+
+    Args:
+        folder: that holds them.
+        split: a file with 1 (training), 2 (validation) or 3 (test) for every pair, in their order. Where no line has a
+            3, as in `FlyingChairs_train_val.txt`, the pairs of 2 are the test pairs, and a tenth of those of 1 is kept
+            for validation.
+        size: height and width that frames are brought to; motion shrinks with them.
+        unit: pixels that count as 1.
+        train, val, test: how many of each at most; None for all.
+        on_broken: "refuse" or "skip" files that cannot be read.
+        batch_size, steps_per_epoch, seed, workers: see `Task`.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        split: str | None = None,
+        size: tuple[int, int] = (192, 256),
+        unit: float = 10.0,
+        train: int | None = None,
+        val: int | None = None,
+        test: int | None = None,
+        on_broken: str = "refuse",
+        batch_size: int = 8,
+        steps_per_epoch: int | None = None,
+        seed: int = 42,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers)
+        self.folder, self.split_file, self.on_broken = Path(folder), split, on_broken
+        self.most = (train, val, test)
+
+    def datasets(self) -> Datasets:
+        names = self.names()
+        parts = [[names[i] for i in part] for part in self.split(len(names))]
+        return made(at_most(parts, self.most), self.pair, self.on_broken)
+
+    def names(self) -> list[str]:
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {self.folder}")
+        found = sorted(path.name.removesuffix("_flow.flo") for path in self.folder.glob("*_flow.flo"))
+        if not found:
+            raise FileNotFoundError(f"{self.folder} has no flow field <number>_flow.flo")
+        return found
+
+    def split(self, count: int) -> tuple[list[int], list[int], list[int]]:
+        if self.split_file is None:
+            return shares(count, self.seed, 0.8, 0.1)
+        path = Path(self.split_file)
+        words = [line[0] for line in read_lines(path)]
+        if len(words) != count or set(words) - {"1", "2", "3"}:
+            raise BrokenFile(f"{path} wants 1, 2 or 3 for each of {count} pairs; it has {len(words)} lines")
+        train, val, test = ([i for i, word in enumerate(words) if word == part] for part in "123")
+        if not test:
+            kept, _, held_out = shares(len(train), self.seed, 0.9, 0.0)
+            train, val, test = [train[i] for i in kept], [train[i] for i in held_out], val
+        return train, val, test
+
+    def pair(self, name: str) -> Batch:
+        first, second = (read_colour(self.folder / f"{name}_img{i}.ppm", self.size) for i in (1, 2))
+        flow = read_flo(self.folder / f"{name}_flow.flo")
+        shrink = torch.tensor([self.size[1] / flow.shape[2], self.size[0] / flow.shape[1]])[:, None, None]
+        motion, known = resize_known(flow, known_flow(flow), self.size)
+        return self.item(first, second, motion * shrink, known)
+
+
+class MovingLayers(FlowTask):
+    """Flow with no download: pieces of photographs move over another, each by an affine map of its own, so that the
+    motion of every pixel is known exactly.
+
+    Args:
+        size: height and width of a frame.
+        unit: pixels that count as 1.
+        layers: pieces over the background, at most.
+        train, val, test: how many pairs of each.
+        test_on: "generated", or "motorcycle" for crops of a real stereo pair with measured disparities.
+        batch_size, steps_per_epoch, seed, workers: see `Task`.
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int] = (48, 64),
+        unit: float = 4.0,
+        layers: int = 3,
+        train: int = 2000,
+        val: int = 50,
+        test: int = 50,
+        test_on: str = "generated",
+        batch_size: int = 16,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        if test_on not in TEST_ON:
+            raise ValueError(f"test_on must be one of {', '.join(TEST_ON)}; got {test_on!r}")
+        super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers)
+        self.layers, self.counts, self.test_on = layers, (train, val, test), test_on
+
+    def datasets(self) -> Datasets:
+        return made(numbered(self.counts), self.pair)
+
+    def pair(self, key: tuple[int, int]) -> Batch:
+        part, number = key
+        generator = generator_of(self.seed, part, number)
+        if part == 2 and self.test_on == "motorcycle":
+            first, second, disparity, known = motorcycle.crop(self.size, generator)
+            flow = torch.cat([-disparity, torch.zeros_like(disparity)])
+            return self.item(first, second, flow, known.expand(2, -1, -1))
+        first, second, flow = moving_layers(self.size, self.layers, part, generator)
+        return self.item(first, second, flow, torch.ones_like(flow, dtype=torch.bool))

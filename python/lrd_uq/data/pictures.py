@@ -1,0 +1,105 @@
+"""What is asked of a picture in colour: to fill in a hidden part, or to colour what was seen in grey."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrd_uq.data.batch import Batch
+from lrd_uq.data.files import read_colour
+from lrd_uq.data.task import Datasets, Task, made
+from lrd_uq.styles import Colour, Colouring, Style
+
+LUMA = (0.299, 0.587, 0.114)  # of red, green and blue in grey
+
+
+class Question:
+    """From a picture [3, H, W] in [0, 1] to an item."""
+
+    style: Style
+
+    def item(self, picture: Tensor) -> Batch:
+        raise NotImplementedError
+
+
+class Inpainting(Question):
+    """Input [4, H, W]: the visible pixels, and where they are. Target: the picture, of which the hidden part counts.
+
+    Args:
+        hidden: top, left, bottom and right of the hidden box, as shares of height and width.
+    """
+
+    style = Colour()
+
+    def __init__(self, hidden: tuple[float, float, float, float] = (0.25, 0.25, 0.75, 0.75)) -> None:
+        top, left, bottom, right = hidden
+        if not (0 <= top < bottom <= 1 and 0 <= left < right <= 1):
+            raise ValueError(f"hidden must be top, left, bottom and right, shares from 0 to 1; got {hidden}")
+        self.hidden = hidden
+
+    def box(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Top, left, bottom and right in pixels."""
+        top, left, bottom, right = self.hidden
+        return round(top * height), round(left * width), round(bottom * height), round(right * width)
+
+    def item(self, picture: Tensor) -> Batch:
+        top, left, bottom, right = self.box(*picture.shape[-2:])
+        hidden = torch.zeros_like(picture, dtype=torch.bool)
+        hidden[:, top:bottom, left:right] = True
+        return Batch(torch.cat([torch.where(hidden, 0, picture), (~hidden[:1]).float()]), picture, hidden)
+
+
+class Colourisation(Question):
+    """Input [1, H, W]: the picture in grey. Target: the picture, all of it."""
+
+    style = Colouring()
+
+    def item(self, picture: Tensor) -> Batch:
+        grey = (picture * torch.tensor(LUMA)[:, None, None]).sum(0, keepdim=True)
+        return Batch(grey, picture, None)
+
+
+class PictureTask(Task):
+    """A question about pictures; a subclass has `sources`.
+
+    Args:
+        question: `Inpainting` or `Colourisation`.
+        size: height and width that pictures are brought to.
+        on_broken: "refuse" or "skip" files that cannot be read.
+        batch_size, steps_per_epoch, seed, workers: see `Task`.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        size: tuple[int, int],
+        on_broken: str = "refuse",
+        batch_size: int = 32,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, steps_per_epoch, seed, workers)
+        self.question, self.on_broken, self.style = question, on_broken, question.style
+        self.size = (int(size[0]), int(size[1]))
+
+    def sources(self) -> Sequence[Sequence[Any]]:
+        """What `picture` takes, for training, validation and test."""
+        raise NotImplementedError
+
+    def picture(self, source: Any) -> Tensor:
+        """[3, H, W] of the task's size, in [0, 1]."""
+        raise NotImplementedError
+
+    def datasets(self) -> Datasets:
+        return made(self.sources(), self._item, self.on_broken)
+
+    def _item(self, source: Any) -> Batch:
+        return self.question.item(self.picture(source))
+
+    def read(self, path: Path) -> Batch:
+        return self.question.item(read_colour(path, self.size))

@@ -1,0 +1,119 @@
+"""A room with boxes on its floor, seen by a camera inside: a picture, exact distances, and holes in them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lrd_uq.data.natural import PHOTOGRAPHS, STRIPS, photograph
+
+MOST_BOXES = 4
+MISSING = 0.04  # share of the pixels without a distance
+NORMALS = torch.eye(3)
+
+
+def room(size: tuple[int, int], part: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Picture [3, H, W], distance along the camera's axis in metres [1, H, W], and where it was measured."""
+
+    def between(low: float, high: float) -> float:
+        return low + (high - low) * float(torch.rand((), generator=generator))
+
+    extent = torch.tensor([between(3, 6), between(2.4, 3.2), between(4, 8)])  # metres: across, up, along
+    eye = torch.tensor([between(0.3, 0.7) * float(extent[0]), between(1.1, 1.8), between(0.3, 1.2)])
+    rays = _rays(size, between(-0.5, 0.5), between(-0.3, 0.1))  # [H, W, 3], one unit along the axis
+    light = torch.tensor([between(0.2, 0.8), 0.95, between(0.2, 0.8)]) * extent
+
+    distance, side, where = _walls(eye, rays, extent)
+    surfaces = [_paper(part, generator) for _ in range(6)]
+    shift = torch.zeros_like(where)
+    number = side.clone()
+    for box in range(int(torch.randint(1, MOST_BOXES + 1, (), generator=generator))):
+        low = torch.tensor([between(0, 0.8), 0.0, between(0.3, 0.85)]) * extent
+        high = low + torch.tensor([between(0.4, 1.4), between(0.3, 1.5), between(0.3, 1.2)])
+        near, hit_side = _box(eye, rays, low, high)
+        closer = near < distance
+        distance = torch.where(closer, near, distance)
+        number = torch.where(closer, 6 + box, number)
+        side = torch.where(closer, hit_side, side)
+        shift = torch.where(closer[..., None], low, shift)
+        surfaces.append(_paper(part, generator))
+    point = eye + rays * distance[..., None]
+    picture = _colours(surfaces, number, side, point - shift) * _shading(point, side, light)[..., None]
+    noise = 0.02 * torch.randn(picture.shape, generator=generator)
+    known = _measured(size, generator) & (distance < 10)
+    return (picture + noise).clamp(0, 1).movedim(-1, 0), torch.where(known, distance, 0)[None], known[None]
+
+
+def _rays(size: tuple[int, int], turn: float, tilt: float) -> Tensor:
+    """Of a camera with 60 degrees across, which looks along the room."""
+    height, width = size
+    reach = math.tan(math.radians(30))
+    ys, xs = torch.meshgrid(
+        (0.5 - (torch.arange(height) + 0.5) / height) * 2 * reach * height / width,
+        ((torch.arange(width) + 0.5) / width - 0.5) * 2 * reach,
+        indexing="ij",
+    )
+    rays = torch.stack([xs, ys, torch.ones_like(xs)], -1)
+    c, s, ct, st = math.cos(turn), math.sin(turn), math.cos(tilt), math.sin(tilt)
+    tilted = rays @ torch.tensor([[1.0, 0, 0], [0, ct, st], [0, -st, ct]]).T
+    return tilted @ torch.tensor([[c, 0, s], [0, 1.0, 0], [-s, 0, c]]).T
+
+
+def _walls(eye: Tensor, rays: Tensor, extent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distance of the wall that a ray from inside meets, its number (0 to 5), and where: [H, W], [H, W], [H, W, 3]."""
+    steps = torch.where(rays > 0, extent - eye, -eye) / torch.where(rays.abs() < 1e-9, 1e-9, rays)
+    distance, axis = steps.min(-1)
+    behind = rays.gather(-1, axis[..., None])[..., 0] > 0
+    return distance, 2 * axis + behind.long(), eye + rays * distance[..., None]
+
+
+def _box(eye: Tensor, rays: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Distance of a box (infinite where a ray misses it) and the number of its side."""
+    safe = torch.where(rays.abs() < 1e-9, 1e-9, rays)
+    one, other = (low - eye) / safe, (high - eye) / safe
+    enter, axis = torch.minimum(one, other).max(-1)
+    leave = torch.maximum(one, other).min(-1).values
+    hit = (enter < leave) & (enter > 0.05)
+    return torch.where(hit, enter, torch.inf), 2 * axis + (rays.gather(-1, axis[..., None])[..., 0] < 0).long()
+
+
+def _paper(part: int, generator: torch.Generator) -> Tensor:
+    """A piece of a photograph, or a plain colour: [3, 64, 64]."""
+    if torch.rand((), generator=generator) < 0.5:
+        return torch.rand(3, 1, 1, generator=generator).mul(0.7).add(0.2).expand(3, 64, 64)
+    picture = photograph(PHOTOGRAPHS[int(torch.randint(len(PHOTOGRAPHS), (), generator=generator))])
+    begin, end = (int(share * picture.shape[-1]) for share in STRIPS[part])
+    top = int(torch.randint(picture.shape[-2] - 64 + 1, (), generator=generator))
+    left = begin + int(torch.randint(end - begin - 64 + 1, (), generator=generator))
+    return picture[:, top : top + 64, left : left + 64]
+
+
+def _colours(surfaces: list[Tensor], number: Tensor, side: Tensor, point: Tensor) -> Tensor:
+    """Of every pixel, from its surface's paper, two metres wide and mirrored beyond: [H, W, 3]."""
+    axis = side // 2
+    across = torch.stack([(axis == 0).long() * 2, torch.where(axis == 1, 2, 1)], -1)  # the surface's two directions
+    place = point.gather(-1, across) - 1.0
+    picture = torch.zeros_like(point)
+    for i, paper in enumerate(surfaces):
+        drawn = F.grid_sample(
+            paper[None], place[None], mode="bilinear", padding_mode="reflection", align_corners=False
+        )[0].movedim(0, -1)
+        picture = torch.where((number == i)[..., None], drawn, picture)
+    return picture
+
+
+def _shading(point: Tensor, side: Tensor, light: Tensor) -> Tensor:
+    """Less with the angle and the distance of the lamp: [H, W]."""
+    towards = light - point
+    length = towards.norm(dim=-1).clamp(min=0.1)
+    facing = (towards / length[..., None]).abs().gather(-1, (side // 2)[..., None])[..., 0]
+    return 0.35 + 0.65 * facing / (1 + 0.05 * length.square())
+
+
+def _measured(size: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Holes as a depth camera has them: in patches."""
+    coarse = torch.rand(1, 1, max(size[0] // 4, 1), max(size[1] // 4, 1), generator=generator)
+    return F.interpolate(coarse, size, mode="bilinear", align_corners=False)[0, 0] > MISSING**0.5

@@ -1,0 +1,44 @@
+"""A table with outputs that go together: measurements of cell nuclei, which come with scikit-learn."""
+
+from __future__ import annotations
+
+import torch
+
+from lrd_uq.data.batch import Batch
+from lrd_uq.data.task import Datasets, Items, Task, shares
+
+QUANTITIES = 10  # radius, texture, perimeter, area, smoothness, ...
+
+
+class CellMeasurements(Task):
+    """Input [20]: means and standard errors of ten quantities over the nuclei of a sample; target [10]: the largest
+    values. 569 samples (Wisconsin breast cancer data), standardised by the training samples.
+
+    A table has no positions: use a head with `features_last=True` and 10 outputs.
+
+    Args:
+        train: share of the samples; half of the others are for validation.
+        batch_size, steps_per_epoch, seed: see `Task`.
+    """
+
+    def __init__(
+        self, train: float = 0.6, batch_size: int = 32, steps_per_epoch: int | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(batch_size, steps_per_epoch, seed)
+        if not 0 < train < 1:
+            raise ValueError(f"train must be a share between 0 and 1; got {train}")
+        self.train = train
+
+    def datasets(self) -> Datasets:
+        try:
+            from sklearn.datasets import load_breast_cancer
+        except ImportError as error:
+            raise ImportError("the table needs scikit-learn: pip install 'lrd-kernels[train]'") from error
+        values = torch.from_numpy(load_breast_cancer().data).log1p()  # all positive, and skewed
+        parts = shares(len(values), self.seed, self.train, (1 - self.train) / 2)
+        known = values[parts[0]]
+        values = ((values - known.mean(0)) / known.std(0)).float()
+        train, val, test = (
+            Items(Batch(values[part, : 2 * QUANTITIES], values[part, 2 * QUANTITIES :], None)) for part in parts
+        )
+        return train, val, test

@@ -1,0 +1,131 @@
+"""How a task's pictures are drawn: what the network saw, values, and modes, each as [H, W, 3] in [0, 1]."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+UNSEEN = (1.0, 0.914, 0.769)  # orange: hidden from the network
+ABSENT = (1.0, 1.0, 1.0)  # no output there
+
+
+class Style:
+    """One channel of ink on paper. Other tasks are subclasses."""
+
+    fills = False  # whether what is no output was seen by the network, and is drawn from the target
+
+    def seen(self, x: Tensor) -> np.ndarray:
+        """Of an input [C, H, W]."""
+        return self.picture(x[:1])
+
+    def picture(self, values: Tensor, absent: tuple[float, float, float] = ABSENT) -> np.ndarray:
+        """Of values [C, H, W]; NaN where there are none."""
+        return _fill(1 - _rgb(values[:1]), values, absent)
+
+    def mode(self, column: Tensor) -> np.ndarray:
+        """Of a direction [C, H, W] with signs, on a scale of its own; NaN where there is no output."""
+        return diverging(column)
+
+
+class Ink(Style):
+    """Digits with hidden rows; the second input channel tells what is visible."""
+
+    fills = True
+
+    def seen(self, x: Tensor) -> np.ndarray:
+        return self.picture(torch.where(x[1:2] > 0, x[:1], torch.nan), UNSEEN)
+
+
+class Colour(Style):
+    """Pictures in red, green and blue with a hidden part; the fourth input channel tells what is visible."""
+
+    fills = True
+
+    def seen(self, x: Tensor) -> np.ndarray:
+        return self.picture(torch.where(x[3:4] > 0, x[:3], torch.nan), UNSEEN)
+
+    def picture(self, values: Tensor, absent: tuple[float, float, float] = ABSENT) -> np.ndarray:
+        return _fill(_rgb(values), values, absent)
+
+    def mode(self, column: Tensor) -> np.ndarray:
+        """A shift of the colour, from grey."""
+        return _fill(_rgb(0.5 + 0.5 * column / largest(column)), column, ABSENT)
+
+
+class Colouring(Colour):
+    """Pictures in colour that the network saw in grey."""
+
+    fills = False
+
+    def seen(self, x: Tensor) -> np.ndarray:
+        return _rgb(x[:1])
+
+
+class Flow(Style):
+    """Two frames to a flow field: the colour wheel, hue for the direction, saturation for the length.
+
+    Args:
+        longest: what is fully saturated; None for the longest vector of the picture itself.
+    """
+
+    def __init__(self, longest: float | None = None) -> None:
+        self.longest = longest
+
+    def seen(self, x: Tensor) -> np.ndarray:
+        return _rgb(x[:3])
+
+    def picture(self, values: Tensor, absent: tuple[float, float, float] = ABSENT) -> np.ndarray:
+        return _fill(colour_wheel(values, self.longest or largest(values)), values, absent)
+
+    def mode(self, column: Tensor) -> np.ndarray:
+        return _fill(colour_wheel(column, largest(column)), column, ABSENT)
+
+
+class Depth(Style):
+    """A picture to distances: near is bright."""
+
+    def seen(self, x: Tensor) -> np.ndarray:
+        return _rgb(x[:3])
+
+    def picture(self, values: Tensor, absent: tuple[float, float, float] = ABSENT) -> np.ndarray:
+        known = values[values.isfinite()]
+        low, high = (float(known.min()), float(known.max())) if known.numel() else (0.0, 1.0)
+        return _fill(_mapped((values[0] - low) / max(high - low, 1e-6), "magma_r"), values, absent)
+
+
+def diverging(column: Tensor) -> np.ndarray:
+    """One channel [1, H, W] with signs: red above zero, blue below."""
+    return _fill(_mapped(0.5 + 0.5 * column[0] / largest(column), "RdBu_r"), column, ABSENT)
+
+
+def colour_wheel(flow: Tensor, longest: float) -> np.ndarray:
+    """Vectors [2, H, W] (right, down): red points right, and hues follow the angle; white is no motion."""
+    from matplotlib.colors import hsv_to_rgb
+
+    u, v = (flow[i].nan_to_num().numpy() for i in range(2))
+    hue = np.mod(np.arctan2(-v, u) / (2 * math.pi), 1.0)  # counter-clockwise as one sees it: rows grow downwards
+    saturation = np.clip(np.hypot(u, v) / longest, 0, 1)
+    return hsv_to_rgb(np.stack([hue, saturation, np.ones_like(hue)], -1))
+
+
+def largest(values: Tensor) -> float:
+    """Length of the longest vector over channels, and never 0."""
+    lengths = values.nan_to_num().square().sum(0).sqrt() if len(values) == 2 else values.nan_to_num().abs()
+    return max(float(lengths.max()), 1e-6)
+
+
+def _mapped(values: Tensor, name: str) -> np.ndarray:
+    from matplotlib import colormaps
+
+    return colormaps[name](values.nan_to_num().clamp(0, 1).numpy())[..., :3]
+
+
+def _rgb(values: Tensor) -> np.ndarray:
+    return values.nan_to_num().clamp(0, 1).expand(3, -1, -1).movedim(0, -1).numpy()
+
+
+def _fill(picture: np.ndarray, values: Tensor, absent: tuple[float, float, float]) -> np.ndarray:
+    return np.where(values.isnan().any(0).numpy()[..., None], np.array(absent), picture)
