@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lrd_kernels as lrd
-from lrd_uq.bayes import Dropout, Laplace, Method, Swag, predict_joint
+from lrd_uq.bayes import Dropout, Laplace, Method, Swag, Variational, VariationalLayer, predict_joint
 from lrd_uq.bayes.laplace import curvature
 from lrd_uq.evaluate import evaluate, unexplained_error
 from lrd_uq.heads import LowRankHead, gram_schmidt
@@ -98,6 +98,12 @@ def test_split_network_of_nodes():
     net = SplitNet(NodeNet(6, 5), NodeNet(6 + 2, 5), LowRankHead(5, 3, 2, features_last=True))
     assert net(torch.randn(4, 7, 6)).factor.shape == (4, 14, 3)
     assert net(torch.randn(4, 6)).factor.shape == (4, 2, 3)
+
+
+def test_both_backbones_of_a_split_network_become_variational():
+    net = Variational().prepare(split_net())
+    for backbone in (net.mean_backbone, net.backbone):
+        assert isinstance(backbone.down, VariationalLayer)
 
 
 VARIANTS = {

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
 from lrd_uq.bayes.base import Method, Predict, evaluation, quietly
-from lrd_uq.heads import Gaussian
+from lrd_uq.heads import Gaussian, MeanHead
 from lrd_uq.nets import GaussianNet
 
 NOISES = ("none", "activations", "weights")
@@ -99,7 +99,9 @@ class Variational(Method):
         self.prior_std, self.kl_weight, self.initial_std = prior_std, kl_weight, initial_std
 
     def prepare(self, net: GaussianNet) -> nn.Module:
-        net.backbone = to_variational(net.backbone, self.prior_std, self.initial_std)
+        for name, part in list(net.named_children()):
+            if not isinstance(part, MeanHead):  # a SplitNet has two backbones
+                setattr(net, name, to_variational(part, self.prior_std, self.initial_std))
         if not layers(net):
             raise ValueError("the backbone has no convolution or linear layer that could be made variational")
         return net

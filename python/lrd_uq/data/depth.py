@@ -102,7 +102,7 @@ class RenderedRooms(DepthTask):
     def __init__(
         self,
         size: tuple[int, int] = (48, 64),
-        train: int = 2000,
+        train: int = 1000,
         val: int = 50,
         test: int = 50,
         test_on: str = "generated",
@@ -118,7 +118,7 @@ class RenderedRooms(DepthTask):
 
     def datasets(self) -> Datasets:
         train, val, test = numbered(self.counts)
-        return made((train, val, test[:1] if self.test_on == "motorcycle" else test), self.view)
+        return made((train, val, test[:1] if self.test_on == "motorcycle" else test), self.view, keep=True)
 
     def view(self, key: tuple[int, int]) -> Batch:
         if key[0] == 2 and self.test_on == "motorcycle":  # one picture, and so one item

@@ -143,7 +143,7 @@ class MovingLayers(FlowTask):
         size: tuple[int, int] = (48, 64),
         unit: float = 4.0,
         layers: int = 3,
-        train: int = 2000,
+        train: int = 1000,
         val: int = 50,
         test: int = 50,
         test_on: str = "generated",
@@ -158,7 +158,7 @@ class MovingLayers(FlowTask):
         self.layers, self.counts, self.test_on = layers, (train, val, test), test_on
 
     def datasets(self) -> Datasets:
-        return made(numbered(self.counts), self.pair)
+        return made(numbered(self.counts), self.pair, keep=True)
 
     def pair(self, key: tuple[int, int]) -> Batch:
         part, number = key

@@ -44,18 +44,26 @@ class MadeItems(Dataset[Batch]):
         keys: what each is made from: a file's name, a number.
         make: an item from its key.
         on_broken: "refuse" ends with the error that names a broken file; "skip" warns with it, and leaves the item out.
+        keep: holds what was made: for items that take longer to make than to train on.
     """
 
-    def __init__(self, keys: Sequence[Any], make: Callable[[Any], Batch], on_broken: str = "refuse") -> None:
+    def __init__(
+        self, keys: Sequence[Any], make: Callable[[Any], Batch], on_broken: str = "refuse", keep: bool = False
+    ) -> None:
         if on_broken not in ON_BROKEN:
             raise ValueError(f"on_broken must be one of {', '.join(ON_BROKEN)}; got {on_broken!r}")
         self.keys, self.make, self.on_broken = keys, make, on_broken
+        self.kept: dict[int, Batch] | None = {} if keep else None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __getitem__(self, index: int) -> Batch:
-        return self.make(self.keys[index])
+        if self.kept is None:
+            return self.make(self.keys[index])
+        if index not in self.kept:
+            self.kept[index] = self.make(self.keys[index])
+        return self.kept[index]
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         found = [item for item in map(self._item, indices) if item is not None]
@@ -82,9 +90,11 @@ def together(items: Sequence[Batch]) -> Batch:
 Datasets = tuple[Dataset[Batch], Dataset[Batch], Dataset[Batch]]  # training, validation, test
 
 
-def made(parts: Sequence[Sequence[Any]], make: Callable[[Any], Batch], on_broken: str = "refuse") -> Datasets:
-    """Three data sets from the keys of their items."""
-    train, val, test = (MadeItems(keys, make, on_broken) for keys in parts)
+def made(
+    parts: Sequence[Sequence[Any]], make: Callable[[Any], Batch], on_broken: str = "refuse", keep: bool = False
+) -> Datasets:
+    """Three data sets from the keys of their items; the options are those of `MadeItems`."""
+    train, val, test = (MadeItems(keys, make, on_broken, keep) for keys in parts)
     return train, val, test
 
 
