@@ -76,7 +76,7 @@ def complexity(document: dict, direction: str) -> Figure:
     for axes, label in ((left, "memory, parameters included (bytes)"), (right, "time (seconds)")):
         axes.set(xscale="log", yscale="log", xlabel="number of variables", ylabel=label)
         add_tasks(axes)
-    left.legend(fontsize=8, loc="upper left", frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), fontsize=8, loc="outside right upper", frameon=False)
     known = document["machine"]
     figure.suptitle(
         f"{DIRECTION_TITLES[direction]}, float32, lrd-kernels on {known['cpu']}, {known['threads']} threads"
@@ -144,8 +144,9 @@ def pipelines(document: dict) -> Figure:
         axes.set(xscale="log", yscale="log", xlabel="number of variables", ylabel=label)
         axes.legend(fontsize=8, frameon=False)
     figure.suptitle(
-        "joint: 64 predictions of rank 8 to a joint Gaussian of rank 64, log p, entropy, 16 samples, 8 modes;"
-        "  training step: a U-Net with a head of rank 8, one picture"
+        "joint: 64 predictions of rank 8 to a joint Gaussian of rank 64, log p, entropy, 16 samples, 8 modes\n"
+        "training step: a U-Net with a head of rank 8, one picture",
+        fontsize=10,
     )
     return figure
 
