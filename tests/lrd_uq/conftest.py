@@ -46,5 +46,21 @@ def make_trainer(tmp_path):
         settings |= {"default_root_dir": tmp_path, "log_every_n_steps": 1, **options}
         return L.pytorch.Trainer(max_steps=steps, logger=logger, callbacks=[EpochSeeds(0), *callbacks], **settings)
 
-    make.callback = L.pytorch.Callback  # to derive one from
     return make
+
+
+@pytest.fixture
+def train(make_trainer):
+    """Trains a module for some steps; gives the loss of each."""
+
+    def run(module, data, steps=40):
+        losses = []
+
+        class Watch(L.pytorch.Callback):
+            def on_train_batch_end(self, trainer, module, outputs, *_):
+                losses.append(float(outputs["loss"]))
+
+        make_trainer(steps, Watch()).fit(module, datamodule=data)
+        return losses
+
+    return run

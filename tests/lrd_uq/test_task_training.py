@@ -52,17 +52,11 @@ def network(name, channels_in, outputs):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_short_training(name, tmp_path, make_trainer):
+def test_short_training(name, tmp_path, train):
     make, channels_in, outputs = TASKS[name]
     data = make(tmp_path)
     module = JointUncertainty(network(name, channels_in, outputs), Dropout())
-    losses = []
-
-    class Watch(make_trainer.callback):
-        def on_train_batch_end(self, trainer, module, outputs, *_):
-            losses.append(float(outputs["loss"]))
-
-    make_trainer(40, Watch()).fit(module, datamodule=data)
+    losses = train(module, data)
     assert sum(losses[-8:]) < sum(losses[:8])
 
     batch = data.part("test")

@@ -255,6 +255,8 @@ def test_motorcycle_has_true_distances():
     assert (flow[:, 1] == 0).all()
     assert mask.float().mean() > 0.5
     assert len(RenderedRooms(size=(48, 64), test_on="motorcycle").part("test").target) == 1
+    with pytest.raises(ValueError, match="test_on must be one of generated, motorcycle; got 'car'"):
+        RenderedRooms(test_on="car")
 
 
 def test_regions_share_their_weather():

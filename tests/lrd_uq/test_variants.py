@@ -120,16 +120,10 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_short_training_ends_in_a_joint_gaussian(name, make_net, make_trainer, data):
+def test_short_training_ends_in_a_joint_gaussian(name, make_net, train, data):
     torch.manual_seed(0)
     module = VARIANTS[name](make_net)
-    losses = []
-
-    class Watch(make_trainer.callback):
-        def on_train_batch_end(self, trainer, module, outputs, *_):
-            losses.append(float(outputs["loss"]))
-
-    make_trainer(40, Watch()).fit(module, datamodule=data)
+    losses = train(module, data)
     assert sum(losses[-5:]) < sum(losses[:5])
     batch = data.part("test")
     found = evaluate(module.method, module.net, batch, 6)

@@ -15,8 +15,6 @@ from lrd_uq.data.rooms import room
 from lrd_uq.data.task import Datasets, Task, at_most, made, numbered, shares
 from lrd_uq.styles import Depth
 
-TEST_ON = ("generated", "motorcycle")
-
 
 class DepthTask(Task):
     """Input [3, H, W], target [1, H, W] in metres, mask: where it was measured."""
@@ -111,8 +109,7 @@ class RenderedRooms(DepthTask):
         seed: int = 0,
         workers: int = 0,
     ) -> None:
-        if test_on not in TEST_ON:
-            raise ValueError(f"test_on must be one of {', '.join(TEST_ON)}; got {test_on!r}")
+        motorcycle.check(test_on)
         super().__init__(size, batch_size, steps_per_epoch, seed, workers)
         self.counts, self.test_on = (train, val, test), test_on
 

@@ -15,8 +15,6 @@ from lrd_uq.data.natural import generator_of
 from lrd_uq.data.task import Datasets, Task, at_most, made, numbered, shares
 from lrd_uq.styles import Flow
 
-TEST_ON = ("generated", "motorcycle")
-
 
 class FlowTask(Task):
     """Input [6, H, W]: both frames; target [2, H, W]: motion right and down, in units of `unit` pixels of the size in
@@ -152,8 +150,7 @@ class MovingLayers(FlowTask):
         seed: int = 0,
         workers: int = 0,
     ) -> None:
-        if test_on not in TEST_ON:
-            raise ValueError(f"test_on must be one of {', '.join(TEST_ON)}; got {test_on!r}")
+        motorcycle.check(test_on)
         super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers)
         self.layers, self.counts, self.test_on = layers, (train, val, test), test_on
 

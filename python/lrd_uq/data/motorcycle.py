@@ -10,8 +10,15 @@ from torch import Tensor
 
 from lrd_uq.data.files import resize, resize_known
 
+TEST_ON = ("generated", "motorcycle")
 # Of the cameras at this size, from the data set's own calibration.
 FOCAL_PIXELS, BASELINE_METRES, OFFSET_PIXELS = 994.978, 0.193001, 31.086
+
+
+def check(test_on: str) -> None:
+    """Of a task with generated items, which may be tested on these pictures instead."""
+    if test_on not in TEST_ON:
+        raise ValueError(f"test_on must be one of {', '.join(TEST_ON)}; got {test_on!r}")
 
 
 @cache
