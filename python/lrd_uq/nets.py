@@ -105,10 +105,18 @@ class MonaiUNet(nn.Module):
         channels: of the feature map.
         dims: 2 for images, 3 for volumes.
         options: further arguments of MONAI's class, such as `dropout`.
+        drop_channels: dropout leaves out whole channels instead of single pixels, so that the draws of Monte Carlo
+            dropout differ in what pixels have in common.
     """
 
     def __init__(
-        self, name: str, in_channels: int, channels: int, dims: int = 2, options: dict[str, Any] | None = None
+        self,
+        name: str,
+        in_channels: int,
+        channels: int,
+        dims: int = 2,
+        options: dict[str, Any] | None = None,
+        drop_channels: bool = False,
     ) -> None:
         super().__init__()
         if name not in MONAI_UNETS:
@@ -119,6 +127,12 @@ class MonaiUNet(nn.Module):
             raise ImportError("MONAI's networks need the training extra: pip install 'lrd-kernels[train]'") from error
         settings = {**MONAI_UNETS[name], **(options or {})}
         self.net = getattr(nets, name)(spatial_dims=dims, in_channels=in_channels, out_channels=channels, **settings)
+        if drop_channels:
+            whole = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}[dims]
+            for module in list(self.net.modules()):
+                for child, layer in module.named_children():
+                    if type(layer) is nn.Dropout:
+                        setattr(module, child, whole(layer.p))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)

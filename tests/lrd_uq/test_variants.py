@@ -9,7 +9,7 @@ from lrd_uq.bayes.laplace import curvature
 from lrd_uq.evaluate import evaluate, unexplained_error
 from lrd_uq.heads import LowRankHead, gram_schmidt
 from lrd_uq.module import JointUncertainty
-from lrd_uq.nets import DigitsUNet, NodeNet, SplitNet, wrap
+from lrd_uq.nets import DigitsUNet, MonaiUNet, NodeNet, SplitNet, wrap
 from lrd_uq.nppc import NppcObjective, nppc_losses
 from lrd_uq.objectives import Objective
 
@@ -208,6 +208,16 @@ def test_deterministic_networks_have_no_hooks(make_net, make_trainer, data):
     module = JointUncertainty(make_net(), Method())
     make_trainer(2).fit(module, datamodule=data)
     assert isinstance(module.net.head, LowRankHead)
+
+
+def test_dropout_of_whole_channels():
+    net = MonaiUNet("UNet", 1, 4, options={"dropout": 0.5}, drop_channels=True)
+    layers = [module for module in net.modules() if isinstance(module, torch.nn.modules.dropout._DropoutNd)]
+    assert layers
+    assert all(isinstance(layer, torch.nn.Dropout2d) and layer.p == 0.5 for layer in layers)
+    assert not any(
+        isinstance(m, torch.nn.Dropout2d) for m in MonaiUNet("UNet", 1, 4, options={"dropout": 0.5}).modules()
+    )
 
 
 def test_unexplained_error():

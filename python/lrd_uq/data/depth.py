@@ -100,7 +100,7 @@ class RenderedRooms(DepthTask):
     def __init__(
         self,
         size: tuple[int, int] = (48, 64),
-        train: int = 1000,
+        train: int = 3000,
         val: int = 50,
         test: int = 50,
         test_on: str = "generated",

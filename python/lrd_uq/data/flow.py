@@ -141,7 +141,7 @@ class MovingLayers(FlowTask):
         size: tuple[int, int] = (48, 64),
         unit: float = 4.0,
         layers: int = 3,
-        train: int = 1000,
+        train: int = 3000,
         val: int = 50,
         test: int = 50,
         test_on: str = "generated",
