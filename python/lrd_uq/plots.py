@@ -71,12 +71,13 @@ def _draw_subject(figure: Figure, rows: Sequence[Sequence[Axes]], subject: Subje
     beside = subject.target if style.fills else torch.full_like(subject.target, torch.nan)
     prediction = torch.where(mask, joint.loc.view(mask.shape), beside)
     truth = subject.target if style.fills else torch.where(mask, subject.target, torch.nan)
+    style = style.like(truth)
     shown = {"input": style.seen(subject.input), "truth": style.picture(truth), "prediction": style.picture(prediction)}
     for axes, (title, image) in zip(rows[0], shown.items(), strict=False):
         if title == "truth" and bool(subject.target.isnan().all()):
             axes.set_axis_off()
             continue
-        axes.imshow(image)
+        axes.imshow(image, interpolation="nearest")
         axes.set_title(title, fontsize=9)
     low_rank = joint.cov_factor.square().sum(-1)
     variances = {"total var.": joint.variance, "diagonal D": joint.cov_diag, "low-rank var.": low_rank}
@@ -104,7 +105,7 @@ def _draw_modes(
             continue
         column = columns[:, number]
         column = -column if column.sum() < 0 else column  # signs are free: the heavier side is positive
-        axes.imshow(style.mode(_of_outputs(column, mask)))
+        axes.imshow(style.mode(_of_outputs(column, mask)), interpolation="nearest")
         share = (modes.singular_values[number].square() / part.variance[mask.flatten()].sum()).item()
         axes.set_title(f"{share:.0%}" if share >= 0.005 else "< 1%", fontsize=8)
     tiles[0].set_ylabel(name, fontsize=9)

@@ -17,6 +17,10 @@ class Style:
 
     fills = False  # whether what is no output was seen by the network, and is drawn from the target
 
+    def like(self, values: Tensor) -> Style:
+        """The same with the scale that values [C, H, W] have, for what is drawn beside them."""
+        return self
+
     def seen(self, x: Tensor) -> np.ndarray:
         """Of an input [C, H, W]."""
         return self.picture(x[:1])
@@ -74,6 +78,9 @@ class Flow(Style):
     def __init__(self, longest: float | None = None) -> None:
         self.longest = longest
 
+    def like(self, values: Tensor) -> Style:
+        return Flow(largest(values)) if values.isfinite().any() else self
+
     def seen(self, x: Tensor) -> np.ndarray:
         return _rgb(x[:3])
 
@@ -85,14 +92,27 @@ class Flow(Style):
 
 
 class Depth(Style):
-    """A picture to distances: near is bright."""
+    """A picture to distances: near is bright.
+
+    Args:
+        nearest, farthest: ends of the scale; None for those of the picture itself.
+    """
+
+    def __init__(self, nearest: float | None = None, farthest: float | None = None) -> None:
+        self.nearest, self.farthest = nearest, farthest
+
+    def like(self, values: Tensor) -> Style:
+        known = values[values.isfinite()]
+        return Depth(float(known.min()), float(known.max())) if known.numel() else self
 
     def seen(self, x: Tensor) -> np.ndarray:
         return _rgb(x[:3])
 
     def picture(self, values: Tensor, absent: tuple[float, float, float] = ABSENT) -> np.ndarray:
-        known = values[values.isfinite()]
-        low, high = (float(known.min()), float(known.max())) if known.numel() else (0.0, 1.0)
+        if self.nearest is None or self.farthest is None:
+            own = self.like(values)
+            return own.picture(values, absent) if own is not self else _fill(_rgb(values), values, absent)
+        low, high = self.nearest, self.farthest
         return _fill(_mapped((values[0] - low) / max(high - low, 1e-6), "magma_r"), values, absent)
 
 

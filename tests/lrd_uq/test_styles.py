@@ -49,6 +49,15 @@ def test_signs_of_depth_diverge():
     assert np.ptp(drawn[1]) < 0.05  # white at zero
 
 
+@pytest.mark.parametrize("style", [Flow(), Depth()], ids=["flow", "depth"])
+def test_a_prediction_has_the_scale_of_the_truth(style):
+    truth = torch.linspace(1, 2, 8).view(2, 2, 2)[: 2 if isinstance(style, Flow) else 1]
+    half = style.like(truth).picture(0.5 * truth)
+    assert not np.allclose(half, style.picture(0.5 * truth))  # which has the scale of its own
+    assert np.allclose(style.like(truth).picture(truth), style.picture(truth))
+    assert style.like(torch.full_like(truth, torch.nan)).picture(truth).shape == (2, 2, 3)
+
+
 def test_tables_have_no_picture():
     with pytest.raises(ValueError, match="only tasks whose outputs are pictures"):
         plots.subject(Batch(torch.zeros(3), torch.zeros(2), None), None, Style())
