@@ -3,7 +3,7 @@
     lrd-uq fit --config digits_dropout.yaml --run runs/dropout      # again after a kill: it goes on
     lrd-uq evaluate --run runs/dropout
     lrd-uq predict --run runs/dropout --images folder
-    lrd-uq panel --run runs/dropout --items 0 1 2
+    lrd-uq panel --run runs/dropout --items '[0,1,2]'
     lrd-uq diagnose --run runs/dropout
     lrd-uq demo
 
@@ -127,11 +127,12 @@ def predict(words: list[str]) -> None:
 
 
 def panel(words: list[str]) -> None:
-    """A picture of test items: input, truth, prediction, variances and leading modes."""
+    """A picture of test items: input, truth, prediction, variances and leading modes; or, where their outputs are no
+    pictures, how certain sums of them are."""
     import torch
 
     from lrd_uq import plots
-    from lrd_uq.predict import predict_item
+    from lrd_uq.predict import joint_of, predict_item
 
     options = {
         "items": (list[int], [0, 1, 2]),
@@ -143,9 +144,14 @@ def panel(words: list[str]) -> None:
     cli = _trained(words, options)
     chosen, data = cli.config, cli.datamodule
     torch.manual_seed(chosen["seed_everything"])
-    items = data.dataset(chosen["part"])
-    subjects = [predict_item(cli.model, data, items[i], chosen["samples"], chosen["rank"]) for i in chosen["items"]]
-    plots.panel(Path(chosen["output"]), subjects)
+    dataset, sizes = data.dataset(chosen["part"]), (chosen["samples"], chosen["rank"])
+    items = [dataset[i] for i in chosen["items"]]
+    if data.style is None:
+        head = cli.model.heads[0]
+        sums = [(head.flat(item.target[None])[0], joint_of(cli.model, item, *sizes)) for item in items]
+        plots.running_sums(Path(chosen["output"]), sums, head.outputs)
+    else:
+        plots.panel(Path(chosen["output"]), [predict_item(cli.model, data, item, *sizes) for item in items])
     print(f"Wrote {chosen['output']}")
 
 

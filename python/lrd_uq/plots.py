@@ -116,6 +116,26 @@ def _of_outputs(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values.view(mask.shape), torch.nan)
 
 
+def running_sums(path: Path, items: Sequence[tuple[Tensor, lrd.LowRankMultivariateNormal]], outputs: int) -> None:
+    """For targets [S] and their Gaussians, the sum over all positions of the first outputs, one more at a time: truth,
+    and 90 % intervals with correlations and without."""
+    figure = _figure(3.6 * len(items) + 0.6, 3.2)
+    for axes, (target, joint) in zip(figure.subplots(1, len(items), squeeze=False)[0], items, strict=True):
+        weights = torch.ones(outputs, outputs).tril().repeat_interleave(len(target) // outputs, 1)  # [outputs, S]
+        found, steps = joint.aggregate(weights), range(1, outputs + 1)
+        alone = 1.645 * (weights @ joint.variance).sqrt()
+        width = 1.645 * found.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+        axes.fill_between(steps, found.mean - width, found.mean + width, color="C0", alpha=0.25, label="90 %, joint")
+        for sign in (-1, 1):
+            label = "90 %, variances alone" if sign > 0 else None
+            axes.plot(steps, found.mean + sign * alone, color="C1", linewidth=1, linestyle="--", label=label)
+        axes.plot(steps, found.mean, color="C0", linewidth=1, label="prediction")
+        axes.plot(steps, weights @ target, color="black", linewidth=1.3, label="truth")
+        _finish(axes, "sum of the first outputs", "how many")
+    axes.legend(frameon=False, fontsize=7)
+    figure.savefig(path, dpi=130)
+
+
 def curves(path: Path, runs: Mapping[str, Series]) -> None:
     """Likelihood of the validation data, loss, and trace of the low-rank part over steps, a line for each run."""
     wanted = {

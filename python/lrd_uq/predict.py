@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+import lrd_kernels as lrd
 from lrd_uq import plots
 from lrd_uq.bayes import predict_joint
 from lrd_uq.data.batch import Batch
@@ -46,7 +47,11 @@ def predict_folder(
 
 def predict_item(module: JointUncertainty, data: Task, item: Batch, samples: int, rank: int) -> plots.Subject:
     """One item with its joint Gaussian, ready to be drawn."""
+    return plots.subject(item, joint_of(module, item, samples, rank), data.style)
+
+
+def joint_of(module: JointUncertainty, item: Batch, samples: int, rank: int) -> lrd.JointNormal:
+    """The joint Gaussian of one item."""
     batch = together([item])
     mask = None if batch.mask is None else module.heads[0].flat(batch.mask)
-    joint = predict_joint(module.method, module.net, batch.input, samples, rank, mask=mask, chunk=8)
-    return plots.subject(item, plots.first_item(joint), data.style)
+    return plots.first_item(predict_joint(module.method, module.net, batch.input, samples, rank, mask=mask, chunk=8))

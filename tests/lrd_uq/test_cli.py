@@ -79,10 +79,16 @@ def test_pictures_of_every_task(config, tmp_path):
     assert (tmp_path / "out" / "a_img1.png").stat().st_size > 5_000
 
 
-def test_panel_of_a_task_without_pictures(tmp_path, capsys):
-    fit(tmp_path / "run", "cell_measurements")
-    assert cli.main(["panel", f"--run={tmp_path / 'run'}", "--samples", "3"]) == 1
-    assert "only tasks whose outputs are pictures" in capsys.readouterr().err
+@pytest.mark.parametrize("config", ["cell_measurements", "regional_demand"])
+def test_panel_of_a_task_without_pictures(config, tmp_path, capsys):
+    """Sums of the outputs are drawn instead; there are no files to predict."""
+    fit(tmp_path / "run", config)
+    words = ["--samples", "3", "--items", "[0,4]", "--output", str(tmp_path / "sums.png")]
+    assert cli.main(["panel", f"--run={tmp_path / 'run'}", *words]) == 0
+    assert (tmp_path / "sums.png").stat().st_size > 10_000
+    Image.fromarray(colours(0, 8, 8)).save(tmp_path / "a.png")
+    assert cli.main(["predict", f"--run={tmp_path / 'run'}", "--images", str(tmp_path)]) == 1
+    assert "has no predictions for folders of files" in capsys.readouterr().err
 
 
 def test_there_is_a_config_for_every_method():
