@@ -12,7 +12,7 @@ from scipy.io import savemat
 from lrd_uq.data import motorcycle
 from lrd_uq.data.celeba import EYES, CelebA
 from lrd_uq.data.depth import NyuDepth, RenderedRooms
-from lrd_uq.data.files import BrokenFile, read_flo, resize_known, write_flo
+from lrd_uq.data.files import BrokenFile, read_colour, read_flo, resize_known, write_flo
 from lrd_uq.data.flow import FlyingChairs, MovingLayers
 from lrd_uq.data.layers import moving_layers
 from lrd_uq.data.natural import STRIPS, NaturalPictures
@@ -297,6 +297,9 @@ def test_frames_to_predict_come_in_pairs(tmp_path):
     (path,) = data.inputs_of(tmp_path)
     x, target, _ = data.read(path)
     assert x.shape == (6, 12, 16)
+    frames = [read_colour(tmp_path / f"a_img{i}.png", (12, 16)) for i in (1, 2)]
+    assert torch.allclose(x[:3], frames[0])
+    assert torch.allclose(x[:3] + x[3:] / 4, frames[1], atol=1e-6)
     assert target.isnan().all()
     assert np.allclose(data.style.seen(x).shape, (12, 16, 3))
     (tmp_path / "a_img1.png").unlink()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lrd_uq.data.natural import PHOTOGRAPHS, STRIPS, photograph, random_crop
 
 Between = Callable[[float, float], float]  # a random number of an interval
-MOST_SHIFT, MOST_TURN, MOST_GROWTH = 0.1, 0.08, 0.06  # of the frame's side, in radians, and of the scale
+MOST_SHIFT, MOST_TURN, MOST_GROWTH = 0.03, 0.02, 0.02  # of the frame's side, in radians, and of the scale
 
 
 def moving_layers(
