@@ -267,7 +267,7 @@ def gram_schmidt(factor: Tensor) -> Tensor:
     gram = wide.mT @ wide  # [B, R, R]
     scale = gram.diagonal(dim1=-2, dim2=-1)
     lift = 1e-13 * scale.sum(-1, keepdim=True) + torch.finfo(torch.float64).tiny
-    tril = torch.linalg.cholesky(gram + torch.diag_embed(lift.expand_as(scale)))
+    tril = torch.linalg.cholesky_ex(gram + torch.diag_embed(lift.expand_as(scale))).L  # a NaN stays one, and its item's
     lengths = tril.diagonal(dim1=-2, dim2=-1)
     eye = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device).expand_as(tril)
     turn = lengths[..., None] * torch.linalg.solve_triangular(tril, eye, upper=False)  # diag(lengths) L^-1

@@ -110,7 +110,7 @@ class JointUncertainty(L.pytorch.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.latest = None  # nothing of size S x R outlives its step; callbacks have seen it
-        self.method.after_step(self.net, self.trainer.global_step, int(self.trainer.estimated_stepping_batches))
+        self.method.after_step(self.net, self.trainer.global_step, self.trainer.estimated_stepping_batches)
 
     def on_train_epoch_end(self) -> None:
         if self.trainer.global_step >= self.trainer.estimated_stepping_batches:  # before the last checkpoint is written

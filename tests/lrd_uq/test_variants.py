@@ -39,6 +39,14 @@ def test_gram_schmidt_of_dependent_columns_has_finite_gradients():
     assert factor.grad.isfinite().all()
 
 
+def test_gram_schmidt_keeps_a_bad_item_to_itself():
+    factor = torch.randn(3, 20, 4)
+    factor[1, 5, 2] = torch.nan
+    found = gram_schmidt(factor)
+    assert found[1].isnan().any()
+    assert torch.equal(found[::2], gram_schmidt(factor[::2]))
+
+
 def test_orthogonal_head_is_orthogonal_over_what_exists():
     head = LowRankHead(5, 3, orthogonal=True)
     mask = torch.rand(2, 40) < 0.5

@@ -43,7 +43,7 @@ class Method:
         """What the weights themselves cost, in nats, beside the likelihood of all training items."""
         return None
 
-    def after_step(self, net: nn.Module, step: int, steps: int) -> None:
+    def after_step(self, net: nn.Module, step: int, steps: float) -> None:
         """Called after step number `step` (from 1) of `steps`: what a method gathers while training."""
 
     def conclude(self, net: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:

@@ -91,7 +91,7 @@ class Swag(Method):
     def members(self, net: nn.Module) -> Sequence[GaussianNet]:
         return [_of(net).net]
 
-    def after_step(self, net: nn.Module, step: int, steps: int) -> None:
+    def after_step(self, net: nn.Module, step: int, steps: float) -> None:
         first = self.start * steps
         every = (steps - first) / self.snapshots
         if step > first and math.floor((step - first) / every) > math.floor((step - 1 - first) / every):
