@@ -12,7 +12,6 @@ from lrd_uq.data.natural import PHOTOGRAPHS, STRIPS, photograph
 
 MOST_BOXES = 4
 MISSING = 0.04  # share of the pixels without a distance
-NORMALS = torch.eye(3)
 
 
 def room(size: tuple[int, int], part: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -26,9 +25,9 @@ def room(size: tuple[int, int], part: int, generator: torch.Generator) -> tuple[
     rays = _rays(size, between(-0.5, 0.5), between(-0.3, 0.1))  # [H, W, 3], one unit along the axis
     light = torch.tensor([between(0.2, 0.8), 0.95, between(0.2, 0.8)]) * extent
 
-    distance, side, where = _walls(eye, rays, extent)
+    distance, side = _walls(eye, rays, extent)
     surfaces = [_paper(part, generator) for _ in range(6)]
-    shift = torch.zeros_like(where)
+    shift = torch.zeros_like(rays)
     number = side.clone()
     for box in range(int(torch.randint(1, MOST_BOXES + 1, (), generator=generator))):
         low = torch.tensor([between(0, 0.8), 0.0, between(0.3, 0.85)]) * extent
@@ -62,12 +61,12 @@ def _rays(size: tuple[int, int], turn: float, tilt: float) -> Tensor:
     return tilted @ torch.tensor([[c, 0, s], [0, 1.0, 0], [-s, 0, c]]).T
 
 
-def _walls(eye: Tensor, rays: Tensor, extent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distance of the wall that a ray from inside meets, its number (0 to 5), and where: [H, W], [H, W], [H, W, 3]."""
+def _walls(eye: Tensor, rays: Tensor, extent: Tensor) -> tuple[Tensor, Tensor]:
+    """Distance of the wall that a ray from inside meets, and its number, 0 to 5: [H, W] each."""
     steps = torch.where(rays > 0, extent - eye, -eye) / torch.where(rays.abs() < 1e-9, 1e-9, rays)
     distance, axis = steps.min(-1)
     behind = rays.gather(-1, axis[..., None])[..., 0] > 0
-    return distance, 2 * axis + behind.long(), eye + rays * distance[..., None]
+    return distance, 2 * axis + behind.long()
 
 
 def _box(eye: Tensor, rays: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
