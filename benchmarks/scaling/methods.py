@@ -124,7 +124,8 @@ def _diagonal(S: int, device: str) -> tuple[Callable[..., Tensor], Tensor]:
     def log_prob(value: Tensor, loc: Tensor, variance: Tensor) -> Tensor:
         return torch.distributions.Normal(loc, variance.sqrt(), validate_args=False).log_prob(value).sum(-1)
 
-    return log_prob, torch.rand(1, S, device=device).add_(0.2)
+    generator = torch.Generator(device).manual_seed(1)
+    return log_prob, torch.rand(1, S, generator=generator, device=device).add_(0.2)
 
 
 def _triangular(S: int, device: str) -> tuple[Callable[..., Tensor], Tensor]:

@@ -249,3 +249,9 @@ def test_documents_are_drawn_together(run):
         plot.joined([first, {**first, "machine": {**first["machine"], "cpu": "another"}}])
     machine.write_json(run.path, first)
     assert plot.main([str(run.path)]) == 0
+
+
+@pytest.mark.parametrize("name", ["diagonal", "full naive", "lrd 8 row"])
+def test_parameters_are_the_same_in_every_process(name):
+    first, second = (methods.prepare(Curve.parse(name), 64, "cpu")().forward() for _ in range(2))
+    assert float(first) == float(second)
