@@ -24,9 +24,6 @@ namespace {
 // above.
 constexpr int64_t kSmallBlockBytes = 20 * 1024;
 constexpr int64_t kBlockBytes = 256 * 1024;
-// High ranks are taken in panels of columns (kCachedColumns): the longer a block, the less often L^-1 and the sums are
-// read.
-constexpr int64_t kLeastBlockRows = 128;
 // So many mantissas are multiplied, at the most, before a logarithm is taken of them (Product in rows.h).
 constexpr int64_t kMaxBlockRows = 512;
 
@@ -35,7 +32,14 @@ int64_t element_bytes(Compute compute) { return compute == Compute::f64 ? 8 : 4;
 // A multiple of 32 rows, the widest vector tile of any instruction set.
 int64_t block_rows(int64_t bytes, int64_t bytes_per_row) {
   const int64_t rows = bytes / bytes_per_row / 32 * 32;
-  return rows < kLeastBlockRows ? kLeastBlockRows : (rows > kMaxBlockRows ? kMaxBlockRows : rows);
+  return rows < 64 ? 64 : (rows > kMaxBlockRows ? kMaxBlockRows : rows);
+}
+
+// High ranks are taken in panels of columns that stay in the cache whatever the block's rows: the more there are, the
+// less often L^-1 and the sums are read.
+int64_t paneled_block_rows(int64_t R, int64_t bytes_per_row) {
+  constexpr int64_t kPaneledRows = 128;
+  return R > kCachedColumns ? kPaneledRows : block_rows(kBlockBytes, bytes_per_row);
 }
 
 bool machine_has(const char* isa) {
@@ -104,7 +108,7 @@ int64_t gram_block_rows(int64_t R, int64_t N, Compute compute) {
 }
 
 int64_t joint_block_rows(int64_t columns, Compute compute) {
-  const int64_t rows = block_rows(kBlockBytes, (columns + 1) * element_bytes(compute));
+  const int64_t rows = paneled_block_rows(columns, (columns + 1) * element_bytes(compute));
   return rows < kOuterBlockRows ? rows : kOuterBlockRows;
 }
 
@@ -117,7 +121,8 @@ size_t joint_scratch_bytes(const Kernels& kernels, int64_t columns, Compute comp
 
 // The same for both compute types, so that each Gaussian of a call can have its own.
 int64_t bwd_block_rows(int64_t R) {
-  return block_rows(R <= kSmallRank ? kSmallBlockBytes : kBlockBytes, 3 * (R + 1) * element_bytes(Compute::f64));
+  const int64_t bytes_per_row = 3 * (R + 1) * element_bytes(Compute::f64);
+  return R <= kSmallRank ? block_rows(kSmallBlockBytes, bytes_per_row) : paneled_block_rows(R, bytes_per_row);
 }
 
 int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute) {

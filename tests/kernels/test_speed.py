@@ -21,7 +21,7 @@ def test_three_times_faster_than_torchs_class(layout):
     inputs = testing.make_inputs((8,), 65536, 8, dtype=torch.float32, layout=layout)
     leaves = [t.detach().requires_grad_() for t in inputs]
     best = {}
-    for _ in range(7):
+    for _ in range(30):  # enough for both to meet memory that is calm
         for name, function in (("torch", torchs), ("lrd", lrd.log_prob)):
             start = time.perf_counter()
             torch.autograd.grad(function(*leaves).sum(), leaves[1:])
