@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lrd_uq.data.natural import PHOTOGRAPHS, STRIPS, photograph, random_crop
+from lrd_uq.data.natural import random_crop, random_strip
 
 Between = Callable[[float, float], float]  # a random number of an interval
 MOST_SHIFT, MOST_TURN, MOST_GROWTH = 0.03, 0.02, 0.02  # of the frame's side, in radians, and of the scale
@@ -77,9 +77,7 @@ def _places(size: tuple[int, int]) -> Tensor:
 
 def _texture(size: tuple[int, int], part: int, generator: torch.Generator) -> Tensor:
     """Twice the frame's size, so that what moves in from outside is there: [3, 2 H, 2 W]."""
-    picture = photograph(PHOTOGRAPHS[int(torch.randint(len(PHOTOGRAPHS), (), generator=generator))])
-    begin, end = (int(share * picture.shape[-1]) for share in STRIPS[part])
-    return random_crop(picture[..., begin:end], (2 * size[0], 2 * size[1]), generator)
+    return random_crop(random_strip(part, generator), (2 * size[0], 2 * size[1]), generator)
 
 
 def _seen(texture: Tensor, shape: _Blob | None, place: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,13 @@ def photograph(name: str) -> Tensor:
     return torch.from_numpy(getattr(data, name)()[..., :3].copy()).movedim(-1, 0).float() / 255
 
 
+def random_strip(part: int, generator: torch.Generator) -> Tensor:
+    """What a part (0, 1 or 2) may use of one of the photographs: [3, H, W]."""
+    picture = photograph(PHOTOGRAPHS[int(torch.randint(len(PHOTOGRAPHS), (), generator=generator))])
+    begin, end = (int(share * picture.shape[-1]) for share in STRIPS[part])
+    return picture[..., begin:end]
+
+
 def random_crop(picture: Tensor, size: tuple[int, int], generator: torch.Generator) -> Tensor:
     """A box of the picture's own at a scale of 1 to 2, mirrored or not, as [3, *size]."""
     most = min(picture.shape[-2] / size[0], picture.shape[-1] / size[1], 2.0)
@@ -75,6 +82,4 @@ class NaturalPictures(PictureTask):
     def picture(self, source: tuple[int, int]) -> Tensor:
         part, number = source
         generator = generator_of(self.seed, part, number)
-        picture = photograph(PHOTOGRAPHS[int(torch.randint(len(PHOTOGRAPHS), (), generator=generator))])
-        begin, end = (int(share * picture.shape[-1]) for share in STRIPS[part])
-        return random_crop(picture[..., begin:end], self.size, generator)
+        return random_crop(random_strip(part, generator), self.size, generator)

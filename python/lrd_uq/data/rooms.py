@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lrd_uq.data.natural import PHOTOGRAPHS, STRIPS, photograph
+from lrd_uq.data.natural import random_strip
 
 MOST_BOXES = 4
-MISSING = 0.04  # share of the pixels without a distance
+HOLE = 0.2  # a smoothed uniform noise below it leaves a pixel without a distance
 
 
 def room(size: tuple[int, int], part: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,11 +83,9 @@ def _paper(part: int, generator: torch.Generator) -> Tensor:
     """A piece of a photograph, or a plain colour: [3, 64, 64]."""
     if torch.rand((), generator=generator) < 0.5:
         return torch.rand(3, 1, 1, generator=generator).mul(0.7).add(0.2).expand(3, 64, 64)
-    picture = photograph(PHOTOGRAPHS[int(torch.randint(len(PHOTOGRAPHS), (), generator=generator))])
-    begin, end = (int(share * picture.shape[-1]) for share in STRIPS[part])
-    top = int(torch.randint(picture.shape[-2] - 64 + 1, (), generator=generator))
-    left = begin + int(torch.randint(end - begin - 64 + 1, (), generator=generator))
-    return picture[:, top : top + 64, left : left + 64]
+    strip = random_strip(part, generator)
+    top, left = (int(torch.randint(side - 64 + 1, (), generator=generator)) for side in strip.shape[-2:])
+    return strip[:, top : top + 64, left : left + 64]
 
 
 def _colours(surfaces: list[Tensor], number: Tensor, side: Tensor, point: Tensor) -> Tensor:
@@ -115,4 +113,4 @@ def _shading(point: Tensor, side: Tensor, light: Tensor) -> Tensor:
 def _measured(size: tuple[int, int], generator: torch.Generator) -> Tensor:
     """Holes as a depth camera has them: in patches."""
     coarse = torch.rand(1, 1, max(size[0] // 4, 1), max(size[1] // 4, 1), generator=generator)
-    return F.interpolate(coarse, size, mode="bilinear", align_corners=False)[0, 0] > MISSING**0.5
+    return F.interpolate(coarse, size, mode="bilinear", align_corners=False)[0, 0] > HOLE
