@@ -5,6 +5,8 @@ STAMP := $(VENV)/.installed
 NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 TESTING := CMAKE_ARGS=-DLRD_TESTING=ON
+WORKERS ?= 2
+PARALLEL := $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: help build demo test test-slow gpu-check bench bench-quick wheel lint stress sanitize clean
 .DEFAULT_GOAL := help
@@ -25,13 +27,16 @@ demo: build ## trains joint-uncertainty U-Nets on real digits, then a few memory
 	$(BIN)/lrd-uq demo
 	$(BIN)/python -m benchmarks.scaling --quick --restart --output reports/demo/scaling.json
 
+# Parallel workers, then the tests that need the machine for themselves. Triton interprets or compiles, not both.
 test: build ## all tests but the slow ones
-	$(BIN)/pytest -m "not slow" --ignore tests/gpu
-	TRITON_INTERPRET=1 $(BIN)/pytest -m "not slow" tests/kernels -k triton
-	$(BIN)/pytest -m "not slow" tests/gpu
+	$(PARALLEL) -m "not slow and not alone"
+	TRITON_INTERPRET=1 $(PARALLEL) -m "not slow" tests/kernels -k triton
+	$(BIN)/pytest -m "not slow and alone"
 
 test-slow: build ## the slow tests
-	$(BIN)/pytest -m slow
+	$(PARALLEL) -m "slow and not alone"
+	TRITON_INTERPRET=1 $(PARALLEL) -m slow tests/kernels -k triton
+	$(BIN)/pytest -m "slow and alone"
 
 gpu-check: build ## compiles the GPU kernels for every architecture, counts their traffic; rewrites docs/gpu_tables.md
 	$(BIN)/python tests/gpu/tables.py

@@ -1,5 +1,9 @@
 """What the tests of the kernel package share: each differentiable function with its inputs, and its checks."""
 
+import itertools
+from collections.abc import Sequence
+
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,6 +34,31 @@ SHAPES = [
     ((), 777, 65),
     ((), 4099, 12),
 ]
+
+
+def covering(*axes: Sequence) -> list:
+    """Every combination of the axes' values as parameters of a test. Those that cover all pairs of values are quick,
+    the rest is marked slow."""
+    rows = list(itertools.product(*axes))
+    quick = all_pairs(rows)
+    return [
+        pytest.param(*row, marks=() if row in quick else pytest.mark.slow, id="-".join(map(str, row))) for row in rows
+    ]
+
+
+def all_pairs(rows: list[tuple]) -> list[tuple]:
+    """Few rows in which each pair of values from two axes occurs, if it occurs in any row: the best row next."""
+
+    def pairs(row):
+        return set(itertools.combinations(enumerate(row), 2))
+
+    missing = set().union(*map(pairs, rows))
+    chosen = []
+    while missing:
+        best = max(rows, key=lambda row: len(pairs(row) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
 
 
 def arguments(name, inputs):

@@ -1,8 +1,10 @@
 """The contract of every backend: values and gradients, layouts, dtypes, batches, masks, determinism."""
 
+import itertools
+
 import pytest
 import torch
-from contract import FUNCTIONS, SCALARS, SHAPES, LargestResult, arguments, check
+from contract import FUNCTIONS, SCALARS, SHAPES, LargestResult, all_pairs, arguments, check, covering
 
 import lrd_kernels as lrd
 from lrd_kernels import reference, testing
@@ -12,13 +14,19 @@ def options(name, backend):
     return {} if name == "matvec" else {"backend": backend}
 
 
-@pytest.mark.parametrize("layout", testing.LAYOUTS)
-@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "dtype", "layout"), covering(FUNCTIONS, testing.DTYPES, testing.LAYOUTS))
 def test_values_and_gradients(backend, name, dtype, layout):
     for batch, S, R in SHAPES:
         inputs = testing.make_inputs(batch, S, R, dtype=dtype, layout=layout)
         check(name, inputs, **options(name, backend))
+
+
+def test_quick_combinations_cover_all_pairs():
+    rows = list(itertools.product("abc", "de", "fghi"))
+    chosen = all_pairs(rows)
+    assert len(chosen) <= 14 < len(rows)  # 12 pairs of the two longest axes are the least
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        assert {(row[first], row[second]) for row in chosen} == {(row[first], row[second]) for row in rows}
 
 
 @pytest.mark.parametrize("precision", ["auto", "float64"])
@@ -254,6 +262,7 @@ def test_every_half_number_is_read_and_written_exactly(dtype):
         torch.testing.assert_close(grad, expected, rtol=0, atol=0)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("layout", ["row", "rank"])
 def test_bitwise_the_same_for_any_number_of_threads(layout):
     inputs = testing.make_inputs((2,), 30000, 9, dtype=torch.float32, layout=layout)

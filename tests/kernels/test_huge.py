@@ -12,6 +12,7 @@ BASE, COPIES, R = 2**20, 2**8, 8
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("layout", ["row", "rank"])
 def test_two_to_the_28_outputs(layout):
     """A small problem repeated 256 times, whose sums are 256 times those of the small one."""

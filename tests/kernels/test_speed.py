@@ -1,5 +1,6 @@
 """Forward plus backward beside torch's class, interleaved, best of several."""
 
+import os
 import time
 
 import pytest
@@ -8,14 +9,22 @@ import torch
 import lrd_kernels as lrd
 from lrd_kernels import testing
 
-pytestmark = pytest.mark.skipif(not lrd.backends()["cpu"].available, reason=lrd.backends()["cpu"].detail)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.skipif(not lrd.backends()["cpu"].available, reason=lrd.backends()["cpu"].detail),
+]
+
+
+@pytest.fixture(autouse=True)
+def _all_cores(_threads):
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
 def torchs(value, loc, cov_factor, cov_diag):
     return torch.distributions.LowRankMultivariateNormal(loc, cov_factor, cov_diag).log_prob(value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["row", "rank"])
 def test_three_times_faster_than_torchs_class(layout):
     inputs = testing.make_inputs((8,), 65536, 8, dtype=torch.float32, layout=layout)
@@ -29,7 +38,6 @@ def test_three_times_faster_than_torchs_class(layout):
     assert best["torch"] >= 3 * best["lrd"], best
 
 
-@pytest.mark.slow
 def test_diagnose_costs_less_than_a_step_of_torchs_class():
     inputs = testing.make_inputs((), 196608, 72, dtype=torch.float32)
     leaves = [t.detach().requires_grad_() for t in inputs]
