@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from ptxemu import triton_driver
+from ptxemu import build, triton_driver
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import CompiledKernel
@@ -99,7 +98,8 @@ def resources(compiled: CompiledKernel) -> Resources:
 
         registers, spills = number("vgpr_count"), number("private_segment_fixed_size")
     else:
-        report = _assemble(compiled.asm["ptx"], metadata.target.arch)
+        ptx, capability = compiled.asm["ptx"], metadata.target.arch
+        report = build.kept_text([f"sm_{capability}", ptx], lambda: _assemble(ptx, capability))
         registers = int(re.search(r"Used (\d+) registers", report)[1])
         spills = sum(map(int, re.findall(r"(\d+) bytes spill", report)))
     return Resources(name, registers, spills, metadata.shared, metadata.num_warps)
@@ -113,7 +113,9 @@ def _assemble(ptx: str, capability: int) -> str:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
         command = [tool, "-v", f"--gpu-name=sm_{capability}{suffix}", source, "-o", Path(folder) / "kernel.cubin"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stderr
+        done = build.run_compiler(command)
+        done.check_returncode()
+        return done.stderr
 
 
 def name_of(architecture: int | str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import emulated_cuda
-from ptxemu import cuda
+from ptxemu import build, cuda
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
@@ -43,14 +43,21 @@ def parse(report: str) -> dict[str, Resources]:
 def assemble(architecture: int) -> dict[str, Resources]:
     """Every kernel of the library."""
     found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number, text in enumerate(emulated_cuda.sources()):
-            source = Path(folder) / f"{number}.ptx"
-            source.write_text(text)
-            command = [cuda.find_nvcc(), f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v", source, "-o"]
-            done = subprocess.run([*command, source.with_suffix(".cubin")], check=True, capture_output=True, text=True)
-            found |= parse(done.stdout + done.stderr)
+    for text in emulated_cuda.sources():
+        key = [*cuda.toolkit_key(), f"sm_{architecture}", text]
+        found |= parse(build.kept_text(key, functools.partial(_assemble, architecture, text)))
     return found
+
+
+def _assemble(architecture: int, text: str) -> str:
+    """What ptxas reports of a PTX text."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernels.ptx"
+        source.write_text(text)
+        command = [cuda.find_nvcc(), f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v", source, "-o"]
+        done = build.run_compiler([*command, source.with_suffix(".cubin")])
+        done.check_returncode()
+        return done.stdout + done.stderr
 
 
 _TYPES = {"f": "float32", "d": "float64", "6__half": "float16", "13__nv_bfloat16": "bfloat16"}
