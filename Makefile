@@ -8,7 +8,7 @@ TESTING := CMAKE_ARGS=-DLRD_TESTING=ON
 WORKERS ?= 2
 PARALLEL := $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help build demo test test-slow gpu-check bench bench-quick wheel lint stress sanitize clean
+.PHONY: help build check demo test test-slow gpu-check bench bench-quick wheel lint stress sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -27,6 +27,9 @@ demo: build ## trains joint-uncertainty U-Nets on real digits, then a few memory
 	$(BIN)/lrd-uq demo
 	$(BIN)/python -m benchmarks.scaling --quick --restart --output reports/demo/scaling.json
 
+check: build lint ## while working: style, types and the quick tests of what changed since the last commit
+	$(BIN)/python tests/changed.py
+
 # Parallel workers, then the tests that need the machine for themselves. Triton interprets or compiles, not both.
 test: build ## all tests but the slow ones
 	$(PARALLEL) -m "not slow and not alone"
@@ -39,7 +42,7 @@ test-slow: build ## the slow tests
 	$(BIN)/pytest -m "slow and alone"
 
 gpu-check: build ## compiles the GPU kernels for every architecture, counts their traffic; rewrites docs/gpu_tables.md
-	$(BIN)/python tests/gpu/tables.py
+	$(BIN)/python -m benchmarks.gpu.tables
 
 bench: build ## times of every function, log_prob beside its peers, memory/time curves; reports/benchmarks
 	$(BIN)/pytest benchmarks -o addopts="-p no:cacheprovider" \
