@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from benchmarks import joint
@@ -51,18 +50,8 @@ def _step(contestant: str) -> Pipeline:
     def prepare(S: int, layout: str) -> Callable[[], Prepared]:
         from benchmarks import training
 
-        net, x, target = training.setting(side_of(S), 1, R)
-        loss_of = {"lrd": training.our_loss, "torch": training.torch_loss}[contestant]
-        optimizer = torch.optim.AdamW(net.parameters(), 1e-4)
-
-        def step() -> tuple[Tensor]:
-            optimizer.zero_grad()
-            loss = loss_of(net.head, net(x), target)
-            loss.backward()
-            optimizer.step()
-            return (loss.detach(),)
-
-        return lambda: Prepared(None, step, lambda result: result)
+        step = training.training_step(contestant, *training.setting(side_of(S), 1, R))
+        return lambda: Prepared(None, lambda: (step(),), lambda result: result)
 
     # the convolutions of the U-Net multiply about 2e4 times a pixel, and twice that for the gradients
     products = lambda S: 6e4 * side_of(S) ** 2  # noqa: E731

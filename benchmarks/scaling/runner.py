@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks import fresh, machine
 from benchmarks.registry import DIRECTIONS
 from benchmarks.run import Progress
 from benchmarks.scaling import methods
 from benchmarks.scaling.methods import Curve
 from benchmarks.scaling.pipelines import PIPELINES
+from benchmarks.scaling.point import measure_point
 
 SCHEMA = 1
 # What a document depends on beside the machine and the sources. More sizes, methods or ranks may be added to one.
@@ -92,23 +93,13 @@ def measure(curve: Curve, S: int, document: dict, options: argparse.Namespace) -
         return {"status": "skipped", "reason": reason}
     if reason := over_budget(curve, S, document, options):
         return {"status": "budget", "reason": reason}
-    command = [sys.executable, "-m", "benchmarks.scaling.point", curve.name, S, options.device, options.seconds]
+    arguments = (curve, S, options.device, options.seconds)
     try:
-        done = subprocess.run(
-            [*map(str, command)],
-            cwd=machine.ROOT,
-            capture_output=True,
-            text=True,
-            timeout=options.point_seconds,
-            check=False,
-        )
+        record = fresh.call(measure_point, *arguments, timeout=options.point_seconds)
     except subprocess.TimeoutExpired:
         return {"status": "budget", "reason": f"took more than {options.point_seconds:.0f} s"}
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
-        status = "budget" if "out of memory" in last[0] or done.returncode == -9 else "failed"
-        return {"status": status, "reason": last[0][:500]}
-    record = json.loads(done.stdout.splitlines()[-1])
+    except fresh.Failed as error:
+        return {"status": "budget" if error.out_of_memory else "failed", "reason": str(error)}
     if reason := disagreement(curve, S, record["log_prob"], document):
         return {"status": "disagrees", "reason": reason, **record}
     return {"status": "ok", **record}
