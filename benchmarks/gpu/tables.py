@@ -1,22 +1,23 @@
-"""Writes docs/gpu_tables.md: what every kernel takes of every architecture, and what it moves. Needs no GPU."""
+"""Writes docs/gpu_tables.md: registers, shared memory, memory traffic and errors of the GPU kernels. Needs no GPU."""
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 
 import accuracy
 import compiled
-import cuda_tables
 import torch
 import traffic
 import triton
 
+from benchmarks import commands
+from benchmarks.gpu import ROOT, bounds, cuda_tables
 from lrd_kernels import testing
 
-OUTPUT = Path(__file__).parents[2] / "docs" / "gpu_tables.md"
 RANKS = (8, 16, 32, 64, 128)
-ROWS = 512  # enough for the shares, few enough for the emulator
+ROWS = 512  # enough for the ratios, few enough for the emulator
 
 
 def resources() -> list[str]:
@@ -72,19 +73,19 @@ def errors() -> list[str]:
     return lines
 
 
-def bounds() -> list[str]:
-    lines = ["| GPU | GB/s | " + " | ".join(f"{S} x {R}" for S, R in traffic.SIZES) + " |"]
-    lines.append("|---|---|" + "---|" * len(traffic.SIZES))
-    for name, speed in traffic.BANDWIDTH.items():
-        row = (f"{1e3 * traffic.least_seconds(S, R, speed):.3f} ms" for S, R in traffic.SIZES)
+def least_times() -> list[str]:
+    lines = ["| GPU | GB/s | " + " | ".join(f"{S} x {R}" for S, R in bounds.SIZES) + " |"]
+    lines.append("|---|---|" + "---|" * len(bounds.SIZES))
+    for name, speed in bounds.BANDWIDTH.items():
+        row = (f"{1e3 * bounds.least_seconds(S, R, speed):.3f} ms" for S, R in bounds.SIZES)
         lines.append(f"| {name} | {speed / 1e9:.0f} | " + " | ".join(row) + " |")
     return lines
 
 
 def beside_paper() -> list[str]:
     lines = ["| outputs x rank | least time at 672 GB/s | the paper's curve |", "|---|---|---|"]
-    for (S, R), seconds in traffic.PAPER.items():
-        least = traffic.least_seconds_forward(S, R, traffic.BANDWIDTH["Quadro RTX 8000"])
+    for (S, R), seconds in bounds.PAPER.items():
+        least = bounds.least_seconds_forward(S, R, bounds.BANDWIDTH["Quadro RTX 8000"])
         lines.append(f"| {S} x {R} | {1e3 * least:.3f} ms | {1e3 * seconds:.2f} ms |")
     return lines
 
@@ -136,7 +137,10 @@ The forward pass alone on the card of the paper, beside what the paper plots for
 """
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = commands.parser("benchmarks.gpu.tables", __doc__)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "gpu_tables.md", help="file to write")
+    options = parser.parse_args(argv)
     text = TEXT.format(
         date=datetime.date.today().isoformat(),
         torch=torch.__version__,
@@ -146,11 +150,11 @@ def main() -> None:
         moved="\n".join(moved()),
         accuracy_rows=accuracy.ROWS,
         errors="\n".join(errors()),
-        bounds="\n".join(bounds()),
+        bounds="\n".join(least_times()),
         paper="\n".join(beside_paper()),
         cuda=cuda_tables.section(),
     )
-    OUTPUT.write_text(text)
+    options.output.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The section of docs/gpu_tables.md on the CUDA kernels, and those of both backends side by side."""
+"""The section of docs/gpu_tables.md on the CUDA kernels, with both backends side by side."""
 
 from __future__ import annotations
 
