@@ -1,4 +1,4 @@
-"""From T sampled predictions to a joint Gaussian that is scored and sampled: this package beside plain torch.
+"""From T sampled predictions to a joint Gaussian that is scored and sampled: this package and plain torch.
 
 One image of 256 x 256 x 3, T = 64 predictions of rank 8, joint rank 64. Timed are the truncated joint, log p, entropy,
 16 samples and 8 modes; and the same with the aleatoric and epistemic parts, which the plain version does not compute.

@@ -240,11 +240,11 @@ def run(count: int, seed: int) -> tuple[dict[str, Counter], list[str]]:
     for done in range(count):
         change = (*FAMILIES, *BREAKS)[done % len(names)]
         x = random_inputs(generator)
-        told = change(x, generator)
-        if told is None:
+        expected = change(x, generator)
+        if expected is None:
             column, problem = attempt(x)
         else:
-            column, problem = "right error", refused(x, told)
+            column, problem = "right error", refused(x, expected)
         counts[change.__name__][column] += problem is None
         if problem is not None:
             counts[change.__name__]["wrong"] += 1

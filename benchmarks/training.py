@@ -1,10 +1,10 @@
-"""One training step beside the same step with torch's class as the loss.
+"""One training step compared with the same step with torch's class as the loss.
 
 A MONAI U-Net with a low-rank head on pictures of 256 x 256 x 3, batch 8, R = 8: forward, loss, backward, AdamW. Times
 are the least over rounds in which the contestants take turns. Memory is the peak of a step beyond what was held before
 it, measured in a fresh process for each contestant. The loss and its backward pass are also measured alone, because the
 convolutions cost the same for both. Finally, 64 dropout predictions of one picture are streamed into a joint Gaussian:
-time, and peak memory beside the bytes of the 64 factors.
+time, and peak memory compared with the bytes of the 64 factors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`lrd.truncate` beside torch.linalg.svd: time, memory beyond the inputs, and errors against float64.
+"""`lrd.truncate` compared with torch.linalg.svd: time, memory beyond the inputs, and errors against float64.
 
 The factor has 196608 x 576 entries and a decaying spectrum; 64 columns are kept. Each contestant and layout runs in a
 fresh process; the time is the least of a few calls.

@@ -1,4 +1,4 @@
-"""Measures memory and time of a log-likelihood against the number of variables, beside the peers, and plots them.
+"""Measures and plots memory and time of a log-likelihood against the number of variables, for this package and peers.
 
 Every point is measured in a fresh process: first the peak of its memory, then its times. The methods of one size are
 measured one after another. A curve ends where its next point would exceed the memory or time limit; the figure marks
