@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         *both, b = (document["results"][f"{c} {layout}"] for c in CONTESTANTS)
         for a, what in zip(both, ("", ", with parts"), strict=True):
-            faster, smaller = b["seconds"] / a["seconds"], a["extra_bytes"] / b["extra_bytes"]
+            faster, smaller = b["seconds"] / a["seconds"], a["extra_bytes"] / max(b["extra_bytes"], 1)
             print(f"{layout:8}{faster:.1f} times as fast, {smaller:.2f} of the memory{what}", flush=True)
     machine.write_json(options.output, document)
     return 0
