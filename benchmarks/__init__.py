@@ -1,1 +1,1 @@
-"""Times, memory and accuracy of the kernels beside their peers: `benchmarks.run` and `benchmarks.accuracy`."""
+"""Times, memory and accuracy of the kernels, compared with their peers. See docs/benchmarks.md."""

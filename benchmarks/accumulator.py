@@ -1,32 +1,28 @@
-"""Predictions that arrive one at a time: memory, variances, and held-out log p beside the joint that saw all at once.
+"""`lrd.JointAccumulator`, which sees predictions one at a time: memory, variances, and held-out log p.
 
-Memory and variances are those of one image of 256 x 256 x 3; log p is that of fewer outputs, because the exact joint
-holds all predictions and has T (R + 1) columns. Two kinds of predictions: "structured", which share 12 directions, as a
-network's do, and "flat", which share none, the worst that can come.
+Memory and variances are measured for one image of 256 x 256 x 3. log p is compared with the joint of all predictions at
+once, for fewer outputs, because that joint holds all predictions and has T (R + 1) columns. There are two kinds of
+predictions: "structured" ones share 12 directions, as those of a network do; "flat" ones share none, the worst case.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import lrd_kernels as lrd
-from benchmarks import machine, memory
+from benchmarks import commands, fresh, machine, memory
 
-OUTPUT = machine.ROOT / "benchmarks" / "results" / "accumulator.json"
 KINDS = ("structured", "flat")
 DIRECTIONS, HELD_OUT = 12, 32
 
 
 def predictions(kind: str, S: int, T: int, R: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """T times mean [S], factor [S, R] and diagonal [S], made when they are asked for."""
+    """Yields T predictions: mean [S], factor [S, R] and diagonal [S]."""
     generator = torch.Generator().manual_seed(0)
 
     def noise(*shape: int) -> Tensor:
@@ -41,11 +37,11 @@ def predictions(kind: str, S: int, T: int, R: int) -> Iterator[tuple[Tensor, Ten
 
 
 def streamed(kind: str, S: int, T: int, R: int, rank: int) -> dict:
-    """Peak memory beyond the first prediction, seconds for each, and how far variances are off."""
+    """Peak memory, seconds for each prediction, and the largest relative error of the variances."""
     accumulator = lrd.JointAccumulator(rank)
     mean = scatter = diag = torch.zeros(S, dtype=torch.float64)
     seconds = 0.0
-    with memory.Peak() as peak:
+    with memory.Usage() as usage:
         for t, (m, P, D) in enumerate(predictions(kind, S, T, R), start=1):
             start = time.perf_counter()
             accumulator.update(m, P, D)
@@ -60,7 +56,7 @@ def streamed(kind: str, S: int, T: int, R: int, rank: int) -> dict:
     variance = diag / T + scatter / (T - 1)
     off = (joint.cov_diag.double() + joint.cov_factor.double().square().sum(1)) / variance - 1
     return {
-        "extra_bytes": peak.extra_bytes,
+        "extra_bytes": usage.peak,
         "seconds_each": seconds / T,
         "seconds_finalize": finish,
         "variance_error": float(off.abs().max()),
@@ -68,7 +64,7 @@ def streamed(kind: str, S: int, T: int, R: int, rank: int) -> dict:
 
 
 def held_out(kind: str, S: int, T: int, R: int, rank: int) -> dict:
-    """Mean log p of draws from the predictions, by the streamed joint and by the one that saw all at once."""
+    """Mean log p of held-out draws, by the streamed joint and by the joint of all predictions at once."""
     accumulator = lrd.JointAccumulator(rank)
     means, factors, diags = [], [], []
     for m, P, D in predictions(kind, S, T + HELD_OUT, R):
@@ -87,32 +83,20 @@ def held_out(kind: str, S: int, T: int, R: int, rank: int) -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accumulator",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--outputs", type=int, default=256 * 256 * 3)
-    parser.add_argument("--exact-outputs", type=int, default=8192, help="for log p (default: 8192)")
-    parser.add_argument("--predictions", type=int, nargs="+", default=[64, 256, 1024])
-    parser.add_argument("--factor-rank", type=int, default=8)
-    parser.add_argument("--rank", type=int, default=64)
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="(default: benchmarks/results/accumulator.json)")
-    parser.add_argument("--one", nargs=6, help=argparse.SUPPRESS)
+    parser = commands.parser("benchmarks.accumulator", __doc__, "accumulator.json")
+    parser.add_argument("--outputs", type=int, default=256 * 256 * 3, help="number of outputs S")
+    parser.add_argument("--exact-outputs", type=int, default=8192, help="number of outputs where log p is compared")
+    parser.add_argument("--predictions", type=int, nargs="+", default=[64, 256, 1024], help="numbers of predictions T")
+    parser.add_argument("--factor-rank", type=int, default=8, help="rank of each prediction")
+    parser.add_argument("--rank", type=int, default=64, help="rank of the joint Gaussian")
     options = parser.parse_args(argv)
-    if options.one:
-        part, kind, *numbers = options.one
-        print(json.dumps((streamed if part == "streamed" else held_out)(kind, *map(int, numbers))))
-        return 0
-    document: dict = {"machine": machine.facts(), "results": {}}
-    document["sizes"] = {k: v for k, v in vars(options).items() if k not in ("output", "one")}
-    print(machine.summary(document["machine"]))
+    document = commands.begin(options)
     print(f"{'':12}{'T':>6}{'extra MB':>10}{'ms each':>9}{'variance off':>14}{'log p':>12}{'exact':>12}{'off':>9}")
     for kind in KINDS:
         for T in options.predictions:
             tail = (T, options.factor_rank, options.rank)
-            found = memory.fresh("benchmarks.accumulator", "--one", "streamed", kind, options.outputs, *tail)
-            found |= memory.fresh("benchmarks.accumulator", "--one", "held_out", kind, options.exact_outputs, *tail)
+            found = fresh.call(streamed, kind, options.outputs, *tail)
+            found |= fresh.call(held_out, kind, options.exact_outputs, *tail)
             document["results"][f"{kind} {T}"] = found
             print(
                 f"{kind:12}{T:6}{found['extra_bytes'] / 1e6:10.0f}{found['seconds_each'] * 1e3:9.1f}"

@@ -1,27 +1,24 @@
-"""Errors of this package and of torch's class against extended precision, where the capacitance is ill-conditioned.
+"""Errors of this package and of torch's class against extended precision, for ill-conditioned capacitance matrices.
 
-float32 inputs throughout; torch's class also gets the same numbers in float64. The error of log p is relative, that of
-the gradients is the worst entry of the worst gradient over the largest entry of that gradient.
+All inputs are float32; torch's class is also given the same numbers in float64. The error of log p is relative. The
+error of the gradients is the largest deviation relative to the largest entry, for the worst of the gradients.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks import machine
+from benchmarks import commands, machine
 from benchmarks.registry import CONTESTANTS
 from lrd_kernels import testing
 from lrd_kernels.testing import Inputs
 
-DEFAULT_OUTPUT = machine.ROOT / "reports" / "benchmarks" / "accuracy.json"
 FAMILIES = {
     "condition": (1e2, 1e4, 1e6, 1e8, 1e10, 1e12),
     "diagonal": (1e0, 1e2, 1e4, 1e6, 1e8, 1e10),
@@ -37,11 +34,11 @@ METHODS: dict[str, tuple[Callable[..., Tensor], torch.dtype]] = {
 
 
 def errors(method: str, inputs: Inputs, wanted: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Error of log p and of the worst gradient, or what was raised instead."""
+    """Error of log p and of the worst gradient, or the exception that was raised."""
     log_prob, dtype = METHODS[method]
     try:
         actual = testing.value_and_grads(log_prob, [t.to(dtype) for t in inputs])
-    except Exception as error:  # torch raises where its Cholesky factorisation breaks down
+    except Exception as error:  # torch raises when its Cholesky factorisation fails
         return {"fails": f"{type(error).__name__}: {str(error).strip()[:200]}"}
     found = [deviation(a, w) for a, w in zip(actual, wanted, strict=True)]
     gradients = dict(zip(Inputs._fields, found[1:], strict=True))
@@ -50,7 +47,7 @@ def errors(method: str, inputs: Inputs, wanted: Sequence[np.ndarray]) -> dict[st
 
 
 def deviation(actual: Tensor, wanted: np.ndarray) -> float:
-    """Largest deviation over the largest entry, in extended precision: float64 would round the truth."""
+    """Largest deviation relative to the largest entry, in extended precision."""
     difference = actual.double().numpy().astype(np.longdouble) - wanted
     return float(np.abs(difference).max() / np.abs(wanted).max())
 
@@ -96,14 +93,12 @@ def size(text: str) -> tuple[int, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = commands.parser("benchmarks.accuracy", __doc__, "accuracy.json")
+    known = " ".join(f"{S}x{R}" for S, R in SIZES)
+    parser.add_argument(
+        "--sizes", nargs="+", type=size, default=SIZES, metavar="SxR", help=f"outputs and rank (default: {known})"
     )
-    known = ", ".join(f"{S}x{R}" for S, R in SIZES)
-    parser.add_argument("--sizes", nargs="+", type=size, default=SIZES, metavar="SxR", help=f"unless told: {known}")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="unless told: all")
-    where = "(default: reports/benchmarks/accuracy.json)"
-    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help=where)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="kinds of inputs")
     options = parser.parse_args(argv)
     if reason := CONTESTANTS["lrd"].available():
         print(reason, file=sys.stderr)

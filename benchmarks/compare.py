@@ -1,12 +1,11 @@
-"""Two documents of the same benchmark, run on one machine from two commits: what became slower or larger beyond noise.
+"""Compares two documents of the same benchmark, measured on one machine at two commits.
 
-`python -m benchmarks.compare before.json after.json` reads those of `benchmarks.run` and `benchmarks.scaling`, prints
-every figure that they share, and ends with 1 where one is worse.
+`python -m benchmarks.compare before.json after.json` reads documents of `benchmarks.run` and `benchmarks.scaling` and
+prints every measurement that both contain. The exit code is 1 if one became slower or larger by more than the noise.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -14,15 +13,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import commands
 from benchmarks.registry import DIRECTIONS
 
-TOLERATED = 0.10  # of a time, whatever the samples say
-SPREADS = 3.0  # of the samples' spread that count as noise
+TOLERATED = 0.10  # relative, even if the samples vary less
+SPREADS = 3.0  # this many times the spread of the samples counts as noise
 TOLERATED_BYTES = 1 << 20
 
 
 class Figure(NamedTuple):
-    """What is known of one measurement."""
+    """The samples of one time, and the memory measured with it."""
 
     samples: list[float]
     extra_bytes: int | None
@@ -33,7 +33,7 @@ class Figure(NamedTuple):
 
     @property
     def noise(self) -> float:
-        """How far the median lies above the least, as a share of it."""
+        """Distance of the median from the least sample, relative to the least."""
         return statistics.median(self.samples) / self.seconds - 1.0
 
 
@@ -66,21 +66,19 @@ def larger(before: Figure, after: Figure) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("before", type=Path)
-    parser.add_argument("after", type=Path)
+    parser = commands.parser("benchmarks.compare", __doc__)
+    parser.add_argument("before", type=Path, help="document of the earlier commit")
+    parser.add_argument("after", type=Path, help="document of the later commit")
     options = parser.parse_args(argv)
     documents = [json.loads(path.read_text()) for path in (options.before, options.after)]
     for name in ("cpu", "threads", "allocator"):
         values = [document["machine"].get(name) for document in documents]
         if values[0] != values[1]:
-            print(f"not the same {name}: {values[0]} and {values[1]}; no difference below means anything")
+            print(f"different {name}: {values[0]} and {values[1]}; the differences below mean nothing")
     before, after = (dict(figures(document)) for document in documents)
     shared = [name for name in before if name in after]
     if not shared:
-        print("the two have no measurement in common", file=sys.stderr)
+        print("the two documents have no measurement in common", file=sys.stderr)
         return 2
     worse = 0
     for name in shared:

@@ -1,30 +1,26 @@
-"""From T sampled predictions to a scored, sampled joint Gaussian: this package beside the same in plain torch.
+"""From T sampled predictions to a joint Gaussian that is scored and sampled: this package and plain torch.
 
-One image of 256 x 256 x 3, T = 64 predictions of rank 8, joint rank 64: truncated joint, log p, entropy, 16 samples and
-8 modes; and once more with the two parts of the joint, which the plain one does not make. Each contestant and layout
-has a process of its own: its time is the least of a few calls that follow one another, its memory the peak beyond the
-predictions, with all that earlier calls left given back.
+One image of 256 x 256 x 3, T = 64 predictions of rank 8, joint rank 64. Timed are the truncated joint, log p, entropy,
+16 samples and 8 modes; and the same with the aleatoric and epistemic parts, which the plain version does not compute.
+Each contestant and layout runs in a fresh process. The time is the least of a few consecutive calls. The memory is the
+peak beyond the predictions.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import lrd_kernels as lrd
-from benchmarks import machine, memory
+from benchmarks import commands, fresh, machine
+from benchmarks.measure import memory_and_times
 from benchmarks.registry import LAYOUTS
 
-OUTPUT = machine.ROOT / "benchmarks" / "results" / "joint.json"
 CONTESTANTS = ("lrd", "lrd+parts", "torch")
 SAMPLES, MODES = 16, 8
 
@@ -62,43 +58,25 @@ def measure(contestant: str, layout: str, S: int, T: int, R: int, rank: int, rep
     inputs = predictions(S, T, R, layout)
     function = {"lrd": ours, "lrd+parts": partial(ours, parts=True), "torch": plain}[contestant]
     function(*predictions(512, 4, 2, layout), 4)  # starts the threads and touches the code
-    with memory.Peak() as peak:
-        results = function(*inputs, rank)
-    times = []
-    for _ in range(repeats):
-        del results
-        start = time.perf_counter()
-        results = function(*inputs, rank)
-        times.append(time.perf_counter() - start)
-    log_p, entropy, variance, *_ = results
+    measured, (log_p, entropy, variance, *_) = memory_and_times(lambda: function(*inputs, rank), repeats)
     checks = {"log_prob": float(log_p), "entropy": float(entropy), "variance": float(variance.double().sum())}
-    return {"seconds": min(times), "samples": times, "extra_bytes": peak.extra_bytes, **checks}
+    return {**measured, **checks}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.joint", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--outputs", type=int, default=256 * 256 * 3)
-    parser.add_argument("--predictions", type=int, default=64)
-    parser.add_argument("--factor-rank", type=int, default=8)
-    parser.add_argument("--rank", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="(default: benchmarks/results/joint.json)")
-    parser.add_argument("--one", nargs=2, metavar=("CONTESTANT", "LAYOUT"), help=argparse.SUPPRESS)
+    parser = commands.parser("benchmarks.joint", __doc__, "joint.json")
+    parser.add_argument("--outputs", type=int, default=256 * 256 * 3, help="number of outputs S")
+    parser.add_argument("--predictions", type=int, default=64, help="number of predictions T")
+    parser.add_argument("--factor-rank", type=int, default=8, help="rank of each prediction")
+    parser.add_argument("--rank", type=int, default=64, help="rank of the joint Gaussian")
+    commands.add_repeats(parser, 3)
     options = parser.parse_args(argv)
-    sizes = (options.outputs, options.predictions, options.factor_rank, options.rank, options.repeats)
-    if options.one:
-        print(json.dumps(measure(*options.one, *sizes)))
-        return 0
-    document: dict = {"machine": machine.facts(), "sizes": sizes, "results": {}}
-    print(machine.summary(document["machine"]))
+    document = commands.begin(options)
     print(f"{'layout':6}{'':10}{'seconds':>10}{'extra MB':>10}{'log p':>14}{'entropy':>14}")
     for layout in LAYOUTS:
         for contestant in CONTESTANTS:
-            flags = ("outputs", "predictions", "factor-rank", "rank", "repeats")
-            numbers = [a for flag, size in zip(flags, sizes, strict=True) for a in (f"--{flag}", str(size))]
-            found = memory.fresh("benchmarks.joint", *numbers, "--one", contestant, layout)
+            sizes = (options.outputs, options.predictions, options.factor_rank, options.rank, options.repeats)
+            found = fresh.call(measure, contestant, layout, *sizes)
             document["results"][f"{contestant} {layout}"] = found
             print(
                 f"{layout:6}{contestant:10}{found['seconds']:10.3f}{found['extra_bytes'] / 1e6:10.0f}"
@@ -107,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         *both, b = (document["results"][f"{c} {layout}"] for c in CONTESTANTS)
         for a, what in zip(both, ("", ", with parts"), strict=True):
-            faster, smaller = b["seconds"] / a["seconds"], a["extra_bytes"] / b["extra_bytes"]
+            faster, smaller = b["seconds"] / a["seconds"], a["extra_bytes"] / max(b["extra_bytes"], 1)
             print(f"{layout:8}{faster:.1f} times as fast, {smaller:.2f} of the memory{what}", flush=True)
     machine.write_json(options.output, document)
     return 0

@@ -1,4 +1,4 @@
-"""What a figure depends on: the machine, the versions, the allocator, the state of the sources."""
+"""What a measurement depends on: the machine, the versions, the allocator and the commit; and writing of results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 import lrd_kernels as lrd
+from lrd_kernels.info import cpu_model
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "numpy", "linear_operator", "jax", "jaxlib")
-# Settings that change times: the package's own, and those of others.
+# Environment variables that change times.
 ENVIRONMENT = (
     *("LRD_CPU_ISA", "LRD_POISON_SCRATCH"),
     *("LD_PRELOAD", "MALLOC_CONF", "GLIBC_TUNABLES", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_"),
@@ -30,7 +31,7 @@ ENVIRONMENT = (
 
 
 def facts() -> dict:
-    """Everything worth knowing of a run, ready for JSON. What cannot be found out is None."""
+    """The conditions of a run, ready for JSON. Unknown values are None."""
     kernels = lrd.backends()["cpu"]
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -38,7 +39,7 @@ def facts() -> dict:
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "caches": caches(),
         "kernels": kernels.detail,
         "instruction_set": kernels.detail.rpartition("instruction set ")[2] if kernels.available else None,
@@ -56,23 +57,21 @@ def facts() -> dict:
     }
 
 
-def cpu_model() -> str | None:
-    lines = (read("/proc/cpuinfo") or "").splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or None
+def memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def caches() -> dict[str, str]:
-    """Size of each cache that the first core sees, such as "L2 Unified": "1024K"."""
+    """Size of each cache of the first core, such as "L2 Unified": "1024K"."""
     levels = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
-    told = [[(read(str(level / name)) or "").strip() for name in ("level", "type", "size")] for level in levels]
-    return {f"L{level} {kind}": size for level, kind, size in told if size}
+    found = [[(read(str(level / name)) or "").strip() for name in ("level", "type", "size")] for level in levels]
+    return {f"L{level} {kind}": size for level, kind, size in found if size}
 
 
 class OtherWork:
-    """How many cores were busy, on average since this was made, with something other than this process.
+    """The number of cores that were busy with other processes, on average since this object was created.
 
-    What else runs on the machine disturbs all times; what a hypervisor gives to other guests counts as well.
+    Other load on the machine disturbs all times. Time that a hypervisor gives to other guests counts as well.
     """
 
     def __init__(self) -> None:
@@ -87,7 +86,7 @@ class OtherWork:
 
 
 def busy_ticks() -> int | None:
-    """Clock ticks that all cores together have spent on anything but idling and waiting for disks."""
+    """Clock ticks of all cores together, without idle time and waiting for I/O."""
     words = (read("/proc/stat") or "").partition("\n")[0].split()[1:9]
     return sum(int(word) for i, word in enumerate(words) if i not in (3, 4)) if words else None
 
@@ -100,7 +99,7 @@ def allocator() -> str:
 
 
 def huge_pages() -> str | None:
-    """The mode in force: the word that the kernel puts into brackets."""
+    """The active mode, which the kernel marks with brackets."""
     text = read("/sys/kernel/mm/transparent_hugepage/enabled")
     return text.partition("[")[2].partition("]")[0] if text else None
 
@@ -134,7 +133,7 @@ def read(path: str) -> str | None:
 
 
 def summary(known: dict) -> str:
-    """The facts that a reader of a table wants, in three lines."""
+    """The most important facts in three lines."""
     versions = ", ".join(f"{name} {v}" for name, v in known["versions"].items() if v)
     commit = (known["commit"] or "unknown")[:12] + (" with changes" if known["dirty"] else "")
     return "\n".join(
@@ -147,7 +146,7 @@ def summary(known: dict) -> str:
 
 
 def write_json(path: Path, document: dict) -> None:
-    """A whole file or none, and null for what is not a number: strict readers know no NaN. Short lists on a line."""
+    """Writes the file atomically, with null for NaN and infinity, and each list of numbers on one line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     text = json.dumps(finite(document), indent=1, allow_nan=False)

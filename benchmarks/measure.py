@@ -1,4 +1,4 @@
-"""Who agrees, and how long they take: nothing is timed before its results were found to be right."""
+"""Compares results and times calls. A contestant is timed only after its results were found to be right."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import memory
 from benchmarks.registry import DIFFERENTIATED, Contestant, Prepared
 from lrd_kernels import reference, testing
 from lrd_kernels.testing import Inputs
 
 LEAST_ROUNDS = 3
-SAMPLE_SECONDS = 2e-3  # a sample is the mean of as many calls as fill this
+SAMPLE_SECONDS = 2e-3  # a sample is the mean over as many calls as fill this time
 
 
 def truth(inputs: Inputs) -> list[Tensor]:
-    """log p and the gradients of its sum for loc, cov_factor and cov_diag, by the reference in float64."""
+    """log p and the gradients of its sum with respect to loc, cov_factor and cov_diag: the reference in float64."""
     result, _, *gradients = testing.value_and_grads(reference.log_prob, [t.double() for t in inputs])
     return [result, *gradients]
 
@@ -30,29 +31,29 @@ def truth(inputs: Inputs) -> list[Tensor]:
 def admit(contestant: Contestant, inputs: Inputs, wanted: Sequence[Tensor]) -> tuple[Prepared | None, dict]:
     """Prepares a contestant and compares its results with the truth.
 
-    Returns None instead of the prepared contestant where it may not be timed; the record has the reason.
+    Returns (None, record) if it must not be timed; the record holds the reason.
     """
     if reason := contestant.available():
         return None, {"status": "skipped", "reason": reason}
     try:
         prepared = contestant.prepare(inputs)
-        # The forward call is another graph or another route than the one with gradients: its result counts too.
+        # The forward call can take another route than the one with gradients, so its result is checked as well.
         forward = torch.tensor(np.asarray(prepared.forward()))
         results = [forward, *prepared.tensors(prepared.forward_backward())]
         errors = compare(results, [wanted[0], *wanted])
-    except Exception as error:  # a peer may fail in any way; the others go on
+    except Exception as error:  # a peer may fail in any way; the others continue
         return None, {"status": "failed", "reason": f"{type(error).__name__}: {str(error).strip()[:500]}"}
     record = {"tolerance": contestant.tolerance, "errors": errors}
-    bad = {what: error for what, error in errors.items() if not error <= contestant.tolerance}  # so that NaN is bad
+    bad = {what: error for what, error in errors.items() if not error <= contestant.tolerance}  # catches NaN too
     if bad:
-        told = ", ".join(f"{what} by {error:.2g}" for what, error in bad.items())
-        reason = f"off by more than {contestant.tolerance:g} of the largest entry: {told}"
+        deviations = ", ".join(f"{what} by {error:.2g}" for what, error in bad.items())
+        reason = f"off by more than {contestant.tolerance:g} of the largest entry: {deviations}"
         return None, {"status": "disagrees", "reason": reason, **record}
     return prepared, {"status": "ok", **record}
 
 
 def compare(actual: Sequence[Tensor], wanted: Sequence[Tensor]) -> dict[str, float]:
-    """Largest deviation of each quantity over its largest entry."""
+    """Largest deviation of each quantity, relative to its largest entry."""
     errors = {}
     for what, a, t in zip(("log_prob_forward", "log_prob", *DIFFERENTIATED), actual, wanted, strict=True):
         if a.shape != t.shape:
@@ -62,11 +63,11 @@ def compare(actual: Sequence[Tensor], wanted: Sequence[Tensor]) -> dict[str, flo
 
 
 def interleave(calls: Mapping[Hashable, Callable[[], Any]], repeats: int, seconds: float) -> dict[Hashable, dict]:
-    """Times all calls in turn, round after round: what disturbs the machine for a while disturbs them all.
+    """Times all calls in turn, round after round, so that a temporary disturbance of the machine affects them all.
 
-    Ends after `repeats` rounds, or with the first one that is over after `seconds`, but not before the third (or
-    `repeats`, where that is less). A result is dropped within the time of its call. Each sample follows an untimed
-    call of its own, which finds the caches, the threads and the freed memory as another contestant left them.
+    Stops after `repeats` rounds, or after the first round that ends later than `seconds`, but not before the third
+    round (or `repeats`, if that is less). The time of a call includes freeing its result. Before each sample the call
+    is made once without timing, because caches, threads and freed memory are as another contestant left them.
     """
     start = time.perf_counter()
     estimates = {key: time_calls(call, 1) for key, call in calls.items()}
@@ -84,6 +85,19 @@ def interleave(calls: Mapping[Hashable, Callable[[], Any]], repeats: int, second
     finally:
         gc.enable()
     return {key: summarise(samples[key], numbers[key]) for key in calls}
+
+
+def memory_and_times(call: Callable[[], Any], repeats: int) -> tuple[dict, Any]:
+    """Peak memory of the first call, the times of `repeats` further ones, and the last result."""
+    with memory.Usage() as usage:
+        result = call()
+    times = []
+    for _ in range(repeats):
+        del result
+        start = time.perf_counter()
+        result = call()
+        times.append(time.perf_counter() - start)
+    return {"seconds": min(times), "samples": times, "extra_bytes": usage.peak}, result
 
 
 def time_calls(call: Callable[[], Any], number: int) -> float:

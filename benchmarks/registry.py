@@ -1,4 +1,4 @@
-"""What is measured: the cases, and everyone who computes the same log-probability."""
+"""The cases that are measured, and the contestants: every implementation of the same log-probability."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
     @property
     def large(self) -> bool:
-        """Whether resident memory and the bandwidth of main memory say anything about it."""
+        """Whether it is large enough for resident memory and memory bandwidth to be meaningful."""
         return self.factor_bytes >= 1 << 20
 
     def inputs(self, layout: str) -> Inputs:
@@ -63,7 +63,7 @@ QUICK_CASES = CASES[:2]
 
 
 class Prepared(NamedTuple):
-    """A contestant with its inputs in place and all that it compiles compiled. The calls take no arguments."""
+    """A contestant that holds its inputs and has compiled everything. The calls take no arguments."""
 
     forward: Callable[[], Any] | None  # log p [B]
     forward_backward: Callable[[], Any] | None  # log p [B], and the gradients of its sum: [B, S], [B, S, R], [B, S]
@@ -71,13 +71,13 @@ class Prepared(NamedTuple):
 
 
 class Contestant:
-    """One way to compute log p. A subclass gives `log_prob`, or its own `prepare` where it does not take tensors."""
+    """One way to compute log p. A subclass defines `log_prob`, or `prepare` if it does not work on tensors."""
 
     name: str
-    tolerance = 1e-3  # of the largest entry: float32 arithmetic is not asked for more, a wrong formula fails
+    tolerance = 1e-3  # relative to the largest entry: enough for float32 arithmetic, too little for a wrong formula
 
     def available(self) -> str | None:
-        """None, or the reason why it cannot run here."""
+        """None if it can run here, otherwise the reason why not."""
         return None
 
     def log_prob(self, value: Tensor, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class Lrd(Contestant):
 
 
 class Torch(Contestant):
-    """torch's class. Without its checks of the arguments, which cost it time and which a graph cannot hold."""
+    """torch's class, without argument checks: they take time and cannot be compiled into a graph."""
 
     name = "torch"
 
@@ -124,7 +124,7 @@ class Torch(Contestant):
 
 
 class Compiled(Torch):
-    """The same under torch.compile with inductor, compiled for the very shapes and strides."""
+    """The same under torch.compile with inductor, compiled for the exact shapes and strides."""
 
     name = "compile"
 
@@ -133,17 +133,17 @@ class Compiled(Torch):
         return None if any(c and shutil.which(c) for c in compilers) else "torch.compile finds no C++ compiler"
 
     def prepare(self, inputs):
-        torch.compiler.reset()  # one case's graphs must not make the next one's sizes symbolic
+        torch.compiler.reset()  # otherwise the sizes of the next case become symbolic
         prepared = self.prepare_function(torch.compile(self.log_prob, fullgraph=True, dynamic=False), inputs)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's compiler warns of its own code
+            warnings.simplefilter("ignore", FutureWarning)  # from torch's own code
             prepared.forward()
             prepared.forward_backward()
         return prepared
 
 
 class LinearOperator(Contestant):
-    """The Woodbury route of linear_operator, which this sum of operators takes by itself."""
+    """linear_operator, which applies the Woodbury identity to this sum of operators."""
 
     name = "linear_operator"
 
@@ -159,10 +159,9 @@ class LinearOperator(Contestant):
 
 
 class Jax(Contestant):
-    """The Woodbury formulas in JAX, compiled by XLA for the very shapes.
+    """The Woodbury formulas in JAX, compiled by XLA for the exact shapes.
 
-    XLA decides on its own strides, so a rank-major factor goes in as the [B, R, S] array that it is in memory, and its
-    gradient comes out as one.
+    XLA chooses its own strides, so a rank-major factor and its gradient are passed as [B, R, S] arrays.
     """
 
     name = "jax"
@@ -215,5 +214,5 @@ def missing(package: str) -> str | None:
     return None if importlib.util.find_spec(package) else f"{package} is not installed"
 
 
-# The first one is this package: ratios are to it.
+# The first one is this package; ratios are relative to it.
 CONTESTANTS: dict[str, Contestant] = {c.name: c for c in (Lrd(), Torch(), Compiled(), LinearOperator(), Jax())}

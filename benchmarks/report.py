@@ -1,4 +1,4 @@
-"""The document of a run as tables to read."""
+"""Formats the document of `benchmarks.run` as text tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TITLES = {"forward": "forward", "forward_backward": "forward+backward"}
 
 
 def tables(document: dict, earlier: dict | None = None) -> str:
-    """All of a run; with `earlier`, another run's document, the times of this package beside those of then."""
+    """All results of a run. With the document of an earlier run, also compares the times of this package."""
     rates = document["rooflines"]
     read, write, copy, flops = (
         rates[f"{name}_per_second"] / 1e9 for name in ("read_bytes", "write_bytes", "copy_bytes", "flops")
@@ -18,7 +18,7 @@ def tables(document: dict, earlier: dict | None = None) -> str:
         summary(document["machine"]),
         f"measured in this run: read {read:.1f} GB/s, write {write:.1f} GB/s, copy {copy:.1f} GB/s (read and written), "
         f"float32 matrix product {flops:.0f} GFLOP/s",
-        "Times are the least of interleaved repeats; in brackets, how many times as long as lrd. Memory is the peak",
+        "Times are the least of interleaved repeats, in brackets as a multiple of the time of lrd. Memory is the peak",
         "above what was resident before the call, as a multiple of the bytes of P.",
     ]
     for result in document["results"]:
@@ -27,12 +27,12 @@ def tables(document: dict, earlier: dict | None = None) -> str:
 
 
 def block(result: dict) -> list[str]:
-    """One case in one layout, a line for each contestant."""
+    """One case in one layout, with one line for each contestant."""
     case = Case.parse(result["case"])
     lines = [f"{case.name}, {result['layout']}-major (P: {case.factor_bytes / 1e6:.3g} MB)"]
     if disturbed(result):
         busy = result["cores_busy_with_other_work"]
-        lines.append(f"  DISTURBED: {busy:.1f} cores were busy with other work meanwhile; no time below means anything")
+        lines.append(f"  DISTURBED: {busy:.1f} cores were busy with other work; the times below are unreliable")
     header = "".join(f"{TITLES[direction] + ' ms':>28}" for direction in DIRECTIONS)
     lines.append(f"  {'':<16}{header}{'memory fwd':>12}{'fwd+bwd':>12}")
     for name, record in result["contestants"].items():
@@ -53,9 +53,9 @@ def block(result: dict) -> list[str]:
 
 
 def overview(document: dict) -> list[str]:
-    """One line for each case and layout: forward plus backward as a multiple of this package's, and the rooflines."""
+    """One line for each case and layout: forward plus backward relative to this package, and the rooflines."""
     names = [name for name in document["settings"]["contestants"] if name != "lrd"]
-    lines = ["forward+backward as a multiple of lrd's, and the parts of the roofline that lrd reaches"]
+    lines = ["forward+backward as a multiple of lrd's, and the fraction of the roofline that lrd reaches"]
     header = "".join(f"{name:>17}" for name in names)
     lines.append(f"  {'case':<14}{'layout':<8}{'lrd ms':>10}{header}{'forward':>10}{'backward':>10}")
     for result in document["results"]:
@@ -69,22 +69,22 @@ def overview(document: dict) -> list[str]:
 
 
 def beside(result: dict, earlier: dict | None) -> list[str]:
-    """This package's times now over those of an earlier run of the same case."""
+    """The times of this package relative to those of an earlier run of the same case."""
     if earlier is None:
         return []
     same = [r for r in earlier["results"] if (r["case"], r["layout"]) == (result["case"], result["layout"])]
     pairs = [(least(result, "lrd", d), least(same[0], "lrd", d) if same else None) for d in DIRECTIONS]
     if any(now is None or then is None for now, then in pairs):
         return ["  earlier run: nothing to compare with"]
-    told = "; ".join(
+    ratios = "; ".join(
         f"{TITLES[d]} {milliseconds(then)} ms, now {now / then:.2f} of it"
         for d, (now, then) in zip(DIRECTIONS, pairs, strict=True)
     )
-    return [f"  earlier run, commit {(earlier['machine']['commit'] or 'unknown')[:12]}: {told}"]
+    return [f"  earlier run, commit {(earlier['machine']['commit'] or 'unknown')[:12]}: {ratios}"]
 
 
 def disturbed(result: dict) -> bool:
-    """Whether something else took part of a core: threads that wait for each other then wait for the scheduler."""
+    """Whether other processes used the cores: threads that wait for each other then wait for the scheduler."""
     return (result["cores_busy_with_other_work"] or 0) > 0.1
 
 

@@ -1,13 +1,13 @@
-"""The least time that the hardware allows a case, from bandwidths and a peak measured in the same run."""
+"""Lower bounds on the time of a case, from bandwidths and arithmetic rates measured in the same run."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
 
+from benchmarks.measure import time_calls
 from benchmarks.registry import Case
 
 
@@ -17,14 +17,14 @@ class Peaks:
 
     read_bytes: float = 0.0
     write_bytes: float = 0.0
-    copy_bytes: float = 0.0  # counts what is read and what is written; told, but in no roofline
+    copy_bytes: float = 0.0  # bytes read plus bytes written; reported, but not used in a roofline
     flops: float = 0.0
 
     def measure(self, elements: int = 1 << 26, size: int = 2048, repeats: int = 6) -> None:
-        """Raises the rates to what this moment offers. A neighbour's load can only lower them."""
+        """Measures the rates again and keeps the higher values: other load on the machine can only lower them."""
         source, target = torch.ones(elements), torch.ones(elements)  # 256 MiB each: far beyond the caches
         bytes_ = source.nbytes
-        # Which of torch's reductions streams best differs from machine to machine.
+        # Which of torch's reductions is fastest depends on the machine.
         for reduction in (source.sum, source.max, lambda: torch.dot(source, source)):
             self.read_bytes = max(self.read_bytes, bytes_ / best_time(reduction, repeats))
         self.write_bytes = max(self.write_bytes, bytes_ / best_time(lambda: target.fill_(2.0), repeats))
@@ -37,22 +37,17 @@ class Peaks:
 
 
 def best_time(call: Callable[[], object], repeats: int) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
+    return min(time_calls(call, 1) for _ in range(repeats))
 
 
 def forward_seconds(case: Case, peaks: Peaks) -> float:
-    """P and the vectors value, loc and diag read once; the Gram matrix, of which half is enough."""
+    """P, value, loc and diag are read once; half of the symmetric Gram matrix is computed."""
     bytes_read = case.factor_bytes + 3 * case.vector_bytes
     return max(bytes_read / peaks.read_bytes, case.B * case.S * case.R**2 / peaks.flops)
 
 
 def backward_seconds(case: Case, peaks: Peaks) -> float:
-    """The same read once more, the gradients of P, diag and loc written; one full product of P and an R x R matrix."""
+    """The same is read again, the gradients of P, diag and loc are written; one product of P and an R x R matrix."""
     bytes_read = case.factor_bytes + 3 * case.vector_bytes
     bytes_written = case.factor_bytes + 2 * case.vector_bytes
     moved = bytes_read / peaks.read_bytes + bytes_written / peaks.write_bytes
@@ -60,7 +55,7 @@ def backward_seconds(case: Case, peaks: Peaks) -> float:
 
 
 def fractions(case: Case, peaks: Peaks, forward: float, forward_backward: float) -> dict[str, float | None]:
-    """How much of the roofline was reached, 1 being all. The backward pass is what it adds to the forward one."""
+    """Fraction of the roofline that was reached. The backward time is that of both passes minus the forward time."""
     backward = forward_backward - forward
     return {
         "forward_seconds": forward_seconds(case, peaks),

@@ -1,7 +1,7 @@
-"""Times this package and its peers in turn, on the same inputs, after checking that they agree.
+"""Times `log_prob` of this package and its peers in turn, on the same inputs, after checking that they agree.
 
 Writes one JSON document with every sample, the extra memory and the facts of the machine, and prints it as tables.
-`LRD_CPU_ISA` chooses the instruction set of the kernels as everywhere, and is recorded.
+`LRD_CPU_ISA` selects the instruction set of the kernels; it is recorded in the document.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ from pathlib import Path
 
 from torch import Tensor
 
-from benchmarks import machine, measure, memory, registry, report, roofline
-from benchmarks.registry import CASES, DIRECTIONS, LAYOUTS, QUICK_CASES, Case
-
-DEFAULT_OUTPUT = machine.ROOT / "reports" / "benchmarks" / "run.json"
+from benchmarks import commands, machine, measure, memory, registry, report, roofline
+from benchmarks.registry import CASES, DIRECTIONS, QUICK_CASES, Case
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = commands.parser("benchmarks.run", __doc__, "run.json")
+    known, names = " ".join(case.name for case in CASES), list(registry.CONTESTANTS)
+    parser.add_argument("--quick", action="store_true", help="only the two smallest cases, for one second each")
+    parser.add_argument(
+        "--cases", nargs="+", type=Case.parse, metavar="BxSxR", help=f"batch, outputs and rank (default: {known})"
     )
-    known = ", ".join(case.name for case in CASES)
-    parser.add_argument("--quick", action="store_true", help="the two smallest cases, a second each: a look, no result")
-    parser.add_argument("--cases", nargs="+", type=Case.parse, metavar="BxSxR", help=f"unless told: {known}")
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="of P in memory")
-    names = list(registry.CONTESTANTS)
-    parser.add_argument("--contestants", nargs="+", choices=names, default=names, help="unless told: all of them")
-    parser.add_argument("--repeats", type=int, default=200, help="most rounds of a case (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, help="of timing for a case and layout (default: 20; quick: 1)")
-    parser.add_argument("--no-memory", action="store_true", help="times alone, without the processes that tell memory")
-    parser.add_argument("--compare", type=Path, metavar="JSON", help="of an earlier run: print its times beside these")
-    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="(default: reports/benchmarks/run.json)")
+    commands.add_layouts(parser)
+    parser.add_argument("--contestants", nargs="+", choices=names, default=names, help="what is compared")
+    parser.add_argument("--repeats", type=int, default=200, help="maximum number of rounds for a case")
+    parser.add_argument("--seconds", type=float, help="time for each case and layout (default: 20; with --quick: 1)")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure memory, which takes a process each")
+    parser.add_argument("--compare", type=Path, metavar="JSON", help="an earlier document, to print its times as well")
     options = parser.parse_args(argv)
     options.cases = options.cases or list(QUICK_CASES if options.quick else CASES)
     if options.seconds is None:
@@ -44,10 +40,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Progress:
-    """Lines on stderr: where it is, and about how long it will still take."""
+    """Progress messages on stderr, with an estimate of the remaining time."""
 
     def __init__(self, guesses: Sequence[float]) -> None:
-        """Guesses are the seconds of each unit of work; how long the finished ones took corrects the others."""
+        """`guesses` are the expected seconds of each unit of work; they are scaled by what finished units took."""
         self.guesses, self.done = list(guesses), 0
         self.start = self.last = time.monotonic()
 
@@ -59,12 +55,12 @@ class Progress:
         scale = (self.last - self.start) / guessed if guessed else 1.0
         this, *later = (scale * guess for guess in self.guesses[self.done :])
         left = max(this - (time.monotonic() - self.last), 0.0) + sum(later)
-        told = f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"
-        print(f"[{self.done + 1}/{len(self.guesses)}] {what} (about {told} left)", file=sys.stderr, flush=True)
+        rest = f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"
+        print(f"[{self.done + 1}/{len(self.guesses)}] {what} (about {rest} left)", file=sys.stderr, flush=True)
 
 
 def guess_seconds(case: Case, options: argparse.Namespace) -> float:
-    """Compiling, timing, and a process for the memory of each contestant and direction."""
+    """Compilation, timing, and one process to measure the memory of each contestant and direction."""
     processes = len(options.contestants) * len(DIRECTIONS) if case.large and not options.no_memory else 0
     return 15.0 + options.seconds + 4.0 * processes
 
@@ -91,14 +87,14 @@ def run_case(
     if case.large and not options.no_memory:
         for name, direction in calls:
             progress.tell(f"{where}: memory of {name}, {direction}")
-            told = memory.in_fresh_process(case, layout, name, direction)
-            contestants[name].setdefault("memory", {})[direction] = told
+            used = memory.in_fresh_process(case, layout, name, direction)
+            contestants[name].setdefault("memory", {})[direction] = used
     shape = {"case": case.name, **case._asdict(), "layout": layout}
     return {**shape, "cores_busy_with_other_work": disturbed, "contestants": contestants}
 
 
 def add_rooflines(document: dict, peaks: roofline.Peaks) -> None:
-    """With the best rates known by now; so again after every case."""
+    """Computed again after every case, with the highest rates measured so far."""
     document["rooflines"] = peaks.as_dict()
     for result in document["results"]:
         own = [report.least(result, "lrd", direction) for direction in DIRECTIONS]
@@ -128,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             document["results"].append(run_case(case, layout, wanted, options, progress))
             peaks.measure()
             add_rooflines(document, peaks)
-            machine.write_json(options.output, document)  # a run that is cut short keeps what it has
+            machine.write_json(options.output, document)  # so that an interrupted run keeps its results
             progress.finish_unit()
     print(report.tables(document, earlier))
     print(f"written to {options.output}", file=sys.stderr)
@@ -136,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verdict(document: dict) -> int:
-    """1 where anyone disagrees, or this package was asked for and gave no times."""
+    """Exit code: 1 if a contestant disagrees, or if this package was requested and could not be timed."""
     records = [(name, r) for result in document["results"] for name, r in result["contestants"].items()]
     bad = [name for name, r in records if r["status"] == "disagrees" or (name == "lrd" and r["status"] != "ok")]
     return 1 if bad else 0

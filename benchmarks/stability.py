@@ -1,17 +1,16 @@
-"""Trains a small network on real digits at many ranks and floors of the diagonal, and counts the steps that are lost.
+"""Trains a small network on real digits with several ranks and floors of the diagonal, and counts the lost steps.
 
-The task is inpainting: 8 of 28 rows of a digit are seen, the network predicts a Gaussian over the 560 pixels of the
-others. Each setting is trained twice from the same start on the same digits: with this package, and with the class of
-torch.distributions in float32, both without any safeguard around the loss. A step is lost when its loss raises, or when
-its loss or a gradient is not finite; the weights then stay as they are.
+The task is inpainting: 8 of the 28 rows of a digit are given, and the network predicts a Gaussian over the 560 pixels
+of the others. Each setting is trained twice from the same initial weights on the same digits: with this package, and
+with the class of torch.distributions in float32, both without safeguards around the loss. A step is lost if its loss
+raises, or if its loss or a gradient is not finite; the weights are then left unchanged.
 
-Then the two-sided bounds on the condition number of the covariance are compared with its exact value in float64, for
-the predictions of the trained networks and for random covariances, and drawn.
+Then the lower and upper bounds on the condition number of the covariance are compared with its exact value in float64,
+for predictions of the trained networks and for random covariances, and plotted.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import lrd_kernels as lrd
-from benchmarks import machine
+from benchmarks import commands, machine
 from lrd_uq.data.digits import SIDE, load_digits
 
 RANKS = (4, 8, 16, 20, 32, 64)
@@ -29,11 +28,10 @@ FLOORS = (1e-2, 1e-3, 1e-4)
 SEEN = slice(10, 18)  # rows of the picture
 OUTPUTS = SIDE * (SIDE - 8)
 BATCH, ALPHA, TRAIN = 32, 0.125, 1000
-RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 class Inpainter(nn.Module):
-    """A picture with its masked rows zero, and the mask, to mean [B, S], raw diagonal [B, S] and factor [B, S, R]."""
+    """Maps a picture and its mask to mean [B, S], raw diagonal [B, S] and factor [B, S, R] of the masked rows."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -60,7 +58,7 @@ class Inpainter(nn.Module):
 
 
 def masked(maps: Tensor) -> Tensor:
-    """The rows that are not seen, [..., 28, 28] -> [..., 560]."""
+    """The rows that the network does not see: [..., 28, 28] -> [..., 560]."""
     return torch.cat([maps[..., : SEEN.start, :], maps[..., SEEN.stop :, :]], -2).flatten(-2)
 
 
@@ -77,7 +75,7 @@ LOSSES = {"lrd": ours, "torch": torchs}
 
 
 def train(digits: Tensor, rank: int, eps: float, steps: int, loss_of: str, seed: int) -> tuple[Inpainter, dict]:
-    """A network after `steps` steps, and how many of them were lost, to what."""
+    """A network trained for `steps` steps, and the numbers of lost steps by cause."""
     torch.manual_seed(seed)
     net = Inpainter(rank)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.0)
@@ -92,7 +90,7 @@ def train(digits: Tensor, rank: int, eps: float, steps: int, loss_of: str, seed:
         try:
             loss = (mean - target).square().mean() / 2 + ALPHA * LOSSES[loss_of](mean, raw_diag, factor, target, eps)
             loss.backward()
-        except (torch.linalg.LinAlgError, ValueError):  # of the Cholesky, and of torch's check of its arguments
+        except (torch.linalg.LinAlgError, ValueError):  # a failed Cholesky, and torch's argument checks
             raised += 1
             optimizer.zero_grad()
         else:
@@ -115,7 +113,7 @@ def exact_condition(factor: Tensor, diag: Tensor) -> Tensor:
 
 
 def compare_bounds(factor: Tensor, diag: Tensor) -> dict[str, list[float]]:
-    """Bounds and exact values of a batch, in the order of the exact values."""
+    """Bounds and exact values of a batch, sorted by the exact values."""
     lower, upper = lrd.condition_bounds(factor, diag)
     exact = torch.cat([exact_condition(f, d) for f, d in zip(factor.split(50), diag.split(50), strict=True)])
     order = exact.argsort()
@@ -123,7 +121,7 @@ def compare_bounds(factor: Tensor, diag: Tensor) -> dict[str, list[float]]:
 
 
 def random_covariances(count: int) -> tuple[Tensor, Tensor]:
-    """Of rank 8: scales of the columns and of the diagonal drawn over orders of magnitude."""
+    """Covariances of rank 8 whose column and diagonal scales span several orders of magnitude."""
     generator = torch.Generator().manual_seed(0)
     factor = torch.randn(count, OUTPUTS, 8, generator=generator)
     factor = factor * 10 ** (2 * torch.rand(count, 1, 8, generator=generator) - 2)
@@ -132,7 +130,7 @@ def random_covariances(count: int) -> tuple[Tensor, Tensor]:
 
 
 def enclosed(found: dict[str, list[float]]) -> int:
-    slack = 1 + 1e-9  # the exact value is rounded too
+    slack = 1 + 1e-9  # the exact value has rounding errors too
     rows = zip(found["lower"], found["exact"], found["upper"], strict=True)
     return sum(low <= exact * slack and exact <= high * slack for low, exact, high in rows)
 
@@ -161,9 +159,9 @@ def draw(path: Path, bounds: dict[str, dict[str, list[float]]]) -> None:
 
 
 def table(document: dict) -> str:
-    """Lost steps of each setting, ours / torch's."""
+    """Lost steps of each setting: this package / torch's class."""
     steps = document["settings"]["steps"]
-    lines = [f"steps lost of {steps}: with lrd / with torch's class in float32", ""]
+    lines = [f"lost steps of {steps}: lrd / torch's class in float32", ""]
     lines.append("| rank | " + " | ".join(f"eps {eps:g}" for eps in document["settings"]["floors"]) + " |")
     lines.append("|---|" + "---|" * len(document["settings"]["floors"]))
     for rank in document["settings"]["ranks"]:
@@ -182,15 +180,12 @@ def table(document: dict) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.stability", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS))
-    parser.add_argument("--floors", nargs="+", type=float, default=list(FLOORS), help="eps, of the variance")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=1000, help="covariances of each kind (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder (default: benchmarks/results)")
+    parser = commands.parser("benchmarks.stability", __doc__, "stability")
+    parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS), help="ranks of the factor")
+    parser.add_argument("--floors", nargs="+", type=float, default=list(FLOORS), help="eps, the smallest variance")
+    parser.add_argument("--steps", type=int, default=300, help="training steps")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights and of the batches")
+    parser.add_argument("--count", type=int, default=1000, help="covariances of each kind whose bounds are compared")
     options = parser.parse_args(argv)
     pictures = load_digits().images.reshape(-1, SIDE, SIDE)
     training, held_out = pictures[:TRAIN], pictures[TRAIN : TRAIN + options.count]
@@ -202,14 +197,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         for loss_of in LOSSES:
             net, counts = train(training, rank, eps, options.steps, loss_of, options.seed)
             runs.append({"rank": rank, "eps": eps, "loss": loss_of, **counts})
-            if loss_of == "lrd":  # a share of the digits for every network
+            if loss_of == "lrd":  # each network predicts its share of the digits
                 with torch.no_grad():
                     _, raw_diag, factor = net(held_out[done :: len(settings)])
                 predicted.append((factor, lrd.positive_diag(raw_diag, eps)))
         left = (time.monotonic() - start) * (len(settings) - done - 1) / (done + 1)
         lost = " / ".join(str(run["raised"] + run["not_finite"]) for run in runs[-2:])
-        told = f"rank {rank}, eps {eps:g}: {lost} steps lost (about {left:.0f} s left)"
-        print(f"[{done + 1}/{len(settings)}] {told}", file=sys.stderr, flush=True)
+        what = f"rank {rank}, eps {eps:g}: {lost} steps lost (about {left:.0f} s left)"
+        print(f"[{done + 1}/{len(settings)}] {what}", file=sys.stderr, flush=True)
     pieces = [compare_bounds(factor, diag) for factor, diag in predicted]
     joined = {name: [v for piece in pieces for v in piece[name]] for name in ("lower", "exact", "upper")}
     ranking = sorted(range(len(joined["exact"])), key=joined["exact"].__getitem__)
@@ -227,7 +222,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, found in bounds.items()
         },
     }
-    options.output.mkdir(parents=True, exist_ok=True)
     machine.write_json(options.output / "stability.json", document)
     draw(options.output / "condition_bounds.png", bounds)
     print(table(document))

@@ -1,19 +1,17 @@
-"""Thousands of random and adversarial covariances: every one is answered right, or by an error of the right type.
+"""Thousands of random and adversarial covariances: each must give the right answer or the right type of error.
 
-Each is small, float32, and of one of the families below; its log-density and all gradients are compared with 120-digit
-arithmetic. Right means: the log-density within 1e-6, or within a millionth of a nat; each gradient within 1e-4 of its
-largest entry or, where that is more, 1e-14 of the largest eigenvalue of the capacitance. Where that allows everything,
-gradients must be finite. What overflows float32 must come out as infinity.
+They are small, in float32, and belong to the families below. The log-density and all gradients are compared with
+120-digit arithmetic. The log-density must be within 1e-6, relative or absolute. Each gradient must be within 1e-4 of
+its largest entry or, if that is more, within 1e-14 times the largest eigenvalue of the capacitance matrix. Where this
+allows any value, gradients must be finite. What overflows float32 must be infinite.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -21,11 +19,10 @@ import torch
 from torch import Tensor
 
 import lrd_kernels as lrd
-from benchmarks import machine
+from benchmarks import commands, machine
 from lrd_kernels.testing import Inputs, value_and_grads
 
-REPORT = machine.ROOT / "benchmarks" / "results" / "stress.md"
-# Right answers by the largest eigenvalue of the capacitance, right errors, and wrong answers.
+# Right answers by the largest eigenvalue of the capacitance matrix, right errors, and wrong answers.
 COLUMNS = ("up to 1e10", "up to 1e14", "beyond", "right error", "wrong")
 GRADIENTS = ("value", "loc", "cov_factor", "cov_diag")
 Change = Callable[[Inputs, torch.Generator], None]
@@ -39,7 +36,7 @@ def index(generator: torch.Generator, size: int) -> int:
     return int(torch.randint(size, (), generator=generator))
 
 
-# Families: each changes random inputs in place.
+# Families: each function modifies random inputs in place. The docstrings become cells of the report.
 
 
 def plain(x: Inputs, g: torch.Generator) -> None:
@@ -132,7 +129,7 @@ FAMILIES: tuple[Change, ...] = (
 )
 
 
-# What is not a covariance, or not a value: the error that must come.
+# Invalid inputs: each function returns the error that must be raised.
 
 
 def break_diag(x: Inputs, g: torch.Generator) -> type[Exception]:
@@ -158,7 +155,7 @@ BREAKS = (break_diag, break_factor, break_value)
 
 
 def random_inputs(g: torch.Generator) -> Inputs:
-    """Up to 32 outputs and 8 columns; every eighth has more columns than outputs; both layouts."""
+    """Up to 32 outputs and 8 columns, in both layouts; about one in eight has at least as many columns as outputs."""
     S, R = 1 + index(g, 32), 1 + index(g, 8)
     if index(g, 8) == 0:
         S = 1 + index(g, R)
@@ -188,7 +185,7 @@ def exact(x: Inputs) -> list[np.ndarray]:
 
 
 def wrong(actual: Sequence[Tensor], truth: Sequence[np.ndarray], size: float) -> str | None:
-    """What is not within the bounds, if anything. `size` is the largest eigenvalue of the capacitance."""
+    """The first result outside its bounds, if any. `size` is the largest eigenvalue of the capacitance matrix."""
     result, wanted = float(actual[0]), truth[0].item()
     if not abs(result - wanted) <= 1e-6 * max(abs(wanted), 1):
         return f"log p {result:.9g} instead of {float(wanted):.9g}"
@@ -207,7 +204,7 @@ def wrong(actual: Sequence[Tensor], truth: Sequence[np.ndarray], size: float) ->
 
 
 def attempt(x: Inputs) -> tuple[str, str | None]:
-    """How far the capacitance goes, and what is wrong with the answer, if anything."""
+    """The range of the capacitance matrix's largest eigenvalue, and what is wrong with the answer, if anything."""
     scaled = x.cov_factor.double() / x.cov_diag.double().sqrt()[:, None]
     size = 1 + float(torch.linalg.matrix_norm(scaled, 2)) ** 2
     band = "up to 1e10" if size <= 1e10 else "up to 1e14" if size <= 1e14 else "beyond"
@@ -220,7 +217,7 @@ def attempt(x: Inputs) -> tuple[str, str | None]:
 
 
 def refused(x: Inputs, wanted: type[Exception]) -> str | None:
-    """What came instead of the error that must come, and NaN where that was asked for."""
+    """What happened instead of the expected error, or of NaN with on_failure="nan"; None if all is right."""
     try:
         got: object = lrd.log_prob(*x)
     except wanted:
@@ -233,7 +230,7 @@ def refused(x: Inputs, wanted: type[Exception]) -> str | None:
 
 
 def run(count: int, seed: int) -> tuple[dict[str, Counter], list[str]]:
-    """Counts of answers for each family, and every wrong one in words."""
+    """Counts of answers for each family, and a description of every wrong one."""
     mpmath.mp.dps = 120
     generator = torch.Generator().manual_seed(seed)
     names = [f.__name__ for f in (*FAMILIES, *BREAKS)]
@@ -243,11 +240,11 @@ def run(count: int, seed: int) -> tuple[dict[str, Counter], list[str]]:
     for done in range(count):
         change = (*FAMILIES, *BREAKS)[done % len(names)]
         x = random_inputs(generator)
-        told = change(x, generator)
-        if told is None:
+        expected = change(x, generator)
+        if expected is None:
             column, problem = attempt(x)
         else:
-            column, problem = "right error", refused(x, told)
+            column, problem = "right error", refused(x, expected)
         counts[change.__name__][column] += problem is None
         if problem is not None:
             counts[change.__name__]["wrong"] += 1
@@ -275,17 +272,13 @@ def report(counts: dict[str, Counter], failures: Sequence[str], seed: int) -> st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.stress", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=6000, help="covariances (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="a report in Markdown, beside printing it")
+    parser = commands.parser("benchmarks.stress", __doc__, "stress.md")
+    parser.add_argument("--count", type=int, default=6000, help="number of covariances")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random covariances")
     options = parser.parse_args(argv)
     text = report(*run(options.count, options.seed), options.seed)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(text)
     print(text)
     return 0 if "0 answered wrong" in text else 1
 

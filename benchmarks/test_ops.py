@@ -1,4 +1,4 @@
-"""Times of every function, of `log_prob` also beside torch's class. Run by `make bench`.
+"""Times of every function, and of torch's class for `log_prob`. Run by `make bench`.
 
 Results are compared with the reference before they are timed.
 """
@@ -12,14 +12,14 @@ from benchmarks.registry import CONTESTANTS, DIRECTIONS, LAYOUTS, QUICK_CASES, C
 from lrd_kernels import reference, testing
 
 B, S, R, N = 8, 16384, 16, 1000  # N values against one Gaussian
-TOLERANCE = 1e-5  # float32 results of sums in float64
+TOLERANCE = 1e-5  # float32 results of float64 sums
 
 pytestmark = pytest.mark.skipif(not lrd.backends()["cpu"].available, reason=lrd.backends()["cpu"].detail)
 
 
 @pytest.fixture(scope="module", params=[f"{case.name} {layout}" for case in QUICK_CASES for layout in LAYOUTS])
 def case(request):
-    """Name of the case, its inputs, and what every contestant must give for them."""
+    """Name of the case, its inputs, and the expected results."""
     name, layout = request.param.split()
     case = Case.parse(name)
     inputs = case.inputs(layout)
@@ -52,7 +52,7 @@ def mask():
 
 
 def time_op(benchmark, what, function, wanted):
-    """Times `function()`, once it gave what is `wanted` in float64."""
+    """Times `function()` after comparing its result with `wanted`, computed in float64."""
     with torch.no_grad():
         assert testing.relative_error(function(), wanted) <= TOLERANCE
         benchmark.group = what
@@ -99,7 +99,7 @@ def test_nll_loss_with_mask(benchmark, inputs, mask):
 
 def test_rsample(benchmark, inputs):
     arguments = (inputs.loc, inputs.cov_factor, inputs.cov_diag)
-    # The same numbers from the same state of the generator, as torch's class draws them.
+    # torch's class draws the same numbers from the same state of the generator.
     torch.manual_seed(0)
     wanted = torch.distributions.LowRankMultivariateNormal(*arguments, validate_args=False).rsample((4,))
 

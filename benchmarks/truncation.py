@@ -1,32 +1,28 @@
-"""Truncation with folding beside torch.linalg.svd: time, memory beyond the inputs, and how near to float64 both come.
+"""`lrd.truncate` compared with torch.linalg.svd: time, memory beyond the inputs, and errors against float64.
 
-The matrix has a decaying spectrum and 196608 x 576 entries, of which 64 columns stay. Each contestant and layout has a
-process of its own; its time is the least of a few calls.
+The factor has 196608 x 576 entries and a decaying spectrum; 64 columns are kept. Each contestant and layout runs in a
+fresh process; the time is the least of a few calls.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import lrd_kernels as lrd
-from benchmarks import machine, memory
+from benchmarks import commands, fresh, machine
+from benchmarks.measure import memory_and_times
 from benchmarks.registry import LAYOUTS
 
-OUTPUT = machine.ROOT / "benchmarks" / "results" / "truncation.json"
 CONTESTANTS = ("lrd", "svd")
 PROBES = 32
 
 
 def covariance(S: int, R: int, layout: str) -> tuple[Tensor, Tensor]:
-    """A factor [S, R] whose columns shrink slowly, and a diagonal."""
+    """A factor [S, R] whose column norms decay slowly, and a diagonal."""
     generator = torch.Generator().manual_seed(0)
     shape = (S, R) if layout == "row" else (R, S)
     scale = torch.linspace(1, 0.05, R)
@@ -55,14 +51,7 @@ def measure(contestant: str, layout: str, S: int, R: int, rank: int, repeats: in
     factor, diag = covariance(S, R, layout)
     function = by_lrd if contestant == "lrd" else by_svd
     function(*covariance(512, 8, layout), 4)  # starts the threads and touches the code
-    with memory.Peak() as peak:
-        kept, folded = function(factor, diag, rank)
-    times = []
-    for _ in range(repeats):
-        del kept, folded
-        start = time.perf_counter()
-        kept, folded = function(factor, diag, rank)
-        times.append(time.perf_counter() - start)
+    measured, (kept, folded) = memory_and_times(lambda: function(factor, diag, rank), repeats)
     variance = diag.double() + factor.double().square().sum(1)
     off = (folded.double() + kept.double().square().sum(1)) / variance - 1
     # |P_hat P_hat^T - exact| by products with random vectors
@@ -72,10 +61,8 @@ def measure(contestant: str, layout: str, S: int, R: int, rank: int, repeats: in
     error = (found @ (found.mT @ probes) - target).norm() / target.norm()
     factor_bytes = factor.numel() * factor.element_size()
     return {
-        "seconds": min(times),
-        "samples": times,
-        "extra_bytes": peak.extra_bytes,
-        "extra_of_factor": peak.extra_bytes / factor_bytes,
+        **measured,
+        "extra_of_factor": measured["extra_bytes"] / factor_bytes,
         "result_of_factor": (kept.numel() + folded.numel()) * kept.element_size() / factor_bytes,
         "variance_error": float(off.abs().max()),
         "low_rank_error": float(error),
@@ -83,29 +70,18 @@ def measure(contestant: str, layout: str, S: int, R: int, rank: int, repeats: in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.truncation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--outputs", type=int, default=196608)
-    parser.add_argument("--columns", type=int, default=576)
-    parser.add_argument("--rank", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="(default: benchmarks/results/truncation.json)")
-    parser.add_argument("--one", nargs=2, metavar=("CONTESTANT", "LAYOUT"), help=argparse.SUPPRESS)
+    parser = commands.parser("benchmarks.truncation", __doc__, "truncation.json")
+    parser.add_argument("--outputs", type=int, default=196608, help="rows of the factor")
+    parser.add_argument("--columns", type=int, default=576, help="columns of the factor")
+    parser.add_argument("--rank", type=int, default=64, help="columns that are kept")
+    commands.add_repeats(parser, 3)
     options = parser.parse_args(argv)
-    sizes = {name: getattr(options, name) for name in ("outputs", "columns", "rank", "repeats")}
-    if options.one:
-        print(json.dumps(measure(*options.one, *sizes.values())))
-        return 0
-    document: dict = {"machine": machine.facts(), "sizes": sizes, "results": {}}
-    print(machine.summary(document["machine"]))
+    document = commands.begin(options)
     print(f"{'':12}{'seconds':>10}{'extra / P':>11}{'diag(Sigma) off':>17}{'low rank off':>14}")
     for layout in LAYOUTS:
         for contestant in CONTESTANTS:
-            numbers = [a for name, size in sizes.items() for a in (f"--{name}", size)]
-            found = memory.fresh("benchmarks.truncation", *numbers, "--one", contestant, layout)
+            sizes = (options.outputs, options.columns, options.rank, options.repeats)
+            found = fresh.call(measure, contestant, layout, *sizes)
             document["results"][f"{contestant} {layout}"] = found
             print(
                 f"{layout:6}{contestant:6}{found['seconds']:10.3f}{found['extra_of_factor']:11.2f}"

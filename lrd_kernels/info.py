@@ -6,6 +6,7 @@ import argparse
 import platform
 import sys
 import time
+from pathlib import Path
 
 import numpy
 import torch
@@ -27,6 +28,16 @@ def report() -> list[str]:
     if isas := _load.available_isas():
         lines.append(f"instruction sets here: {', '.join(isas)}; in use: {_load.cpu_isa()}")
     return lines
+
+
+def cpu_model() -> str:
+    """The name of the CPU, as the operating system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def self_test(seconds: float = 5.0) -> list[str]:

@@ -1,4 +1,4 @@
-"""How the curves grow: slopes in the number of variables and in the rank, beside the operations that are counted."""
+"""How the curves grow: slopes in the number of variables and in the rank, and what operation counts would give."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from benchmarks.registry import DIRECTIONS
 from benchmarks.scaling.runner import directions, total_bytes
 
-LARGE = 1 << 16  # variables from which on a time is work, not calls
+LARGE = 1 << 16  # variables from which on the overhead of calls is negligible
 LEAST_SECONDS = 1e-3
-LEAST_BYTES = 1 << 22  # of parameters, from which on a process's other pages do not count
+LEAST_BYTES = 1 << 22  # of parameters, from which on the other memory of a process is negligible
 
 
 def fits(document: dict) -> dict:
@@ -39,7 +39,7 @@ def slopes(points: Sequence[dict], against: str) -> dict:
 
 
 def slope(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Of the least squares line through the logarithms; None with fewer than two points."""
+    """Slope of the least-squares line through the logarithms; None for fewer than two points."""
     if len({x for x, _ in pairs}) < 2:
         return None
     xs, ys = [math.log(x) for x, _ in pairs], [math.log(y) for _, y in pairs]
@@ -49,13 +49,13 @@ def slope(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def table(document: dict) -> str:
-    """For reading: slopes of every curve, with what the counted operations would give."""
+    """The slopes of every curve as text, with what operation counts would give."""
     lines = [
-        "slopes of log(cost) in log(variables): S R^2 operations and S R numbers give 1, a full covariance 2 to 3",
+        "slopes of log(cost) in log(variables): S R^2 operations and S R entries give 1, a full covariance 2 to 3",
         f"  {'curve':<28}{'time fwd':>10}{'fwd+bwd':>10}{'memory fwd':>12}{'fwd+bwd':>10}",
     ]
     lines += [row(name, found) for name, found in document["fits"]["in_variables"].items()]
-    lines += ["slopes in log(rank); S R^2 operations would give 2, S R numbers 1", *rank_rows(document)]
+    lines += ["slopes in log(rank); S R^2 operations would give 2, S R entries 1", *rank_rows(document)]
     return "\n".join(lines)
 
 
@@ -66,5 +66,5 @@ def rank_rows(document: dict) -> Iterator[str]:
 
 def row(name: str, found: dict) -> str:
     cells = [found[d][what] for what in ("seconds", "bytes") for d in DIRECTIONS]
-    told = ["-" if c is None else f"{c:.2f}" for c in cells]
-    return f"  {name:<28}{told[0]:>10}{told[1]:>10}{told[2]:>12}{told[3]:>10}"
+    texts = ["-" if c is None else f"{c:.2f}" for c in cells]
+    return f"  {name:<28}{texts[0]:>10}{texts[1]:>10}{texts[2]:>12}{texts[3]:>10}"

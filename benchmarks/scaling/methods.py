@@ -1,4 +1,4 @@
-"""What is measured: everyone who computes a log-likelihood, with parameters that take no more memory than they hold."""
+"""The methods that are measured, and their parameters, which are created without temporary memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Curve(NamedTuple):
     """One line of the figure."""
 
     method: str
-    rank: int | None = None  # of the low-rank methods
+    rank: int | None = None  # None for methods without a rank
     layout: str = "row"
 
     @property
@@ -38,7 +38,7 @@ class Curve(NamedTuple):
         return cls(method, int(rank), layout)
 
     def parameters(self, S: int) -> int:
-        """Numbers in value, mean and covariance."""
+        """The number of entries of value, mean and covariance."""
         if self.method in PIPELINES:
             return PIPELINES[self.method].parameters(S)
         if self.rank is not None:
@@ -46,7 +46,7 @@ class Curve(NamedTuple):
         return 3 * S if self.method == "diagonal" else S * S + 2 * S
 
     def products(self, S: int) -> float:
-        """Multiplications of a log-likelihood and its gradients, roughly."""
+        """Approximate number of multiplications of a log-likelihood and its gradients."""
         if self.method in PIPELINES:
             return PIPELINES[self.method].products(S)
         if self.rank is not None:
@@ -55,7 +55,7 @@ class Curve(NamedTuple):
 
 
 def names(device: str) -> list[str]:
-    """Methods for a device; on a GPU, this package by each of its backends that is there."""
+    """The methods for a device. On a GPU, each available backend of this package is a method."""
     if device == "cpu":
         return [*LOW_RANK, *WITHOUT_RANK, *PIPELINES]
     own = [f"lrd {backend}" for backend in GPU_BACKENDS if lrd.backends()[backend].available]
@@ -63,14 +63,14 @@ def names(device: str) -> list[str]:
 
 
 def unavailable(method: str) -> str | None:
-    """Why a method cannot run here."""
+    """The reason why a method cannot run here, or None."""
     if method in PIPELINES:
         return PIPELINES[method].unavailable()
     return CONTESTANTS[method].available() if method in CONTESTANTS else None
 
 
 def prepare(curve: Curve, S: int, device: str) -> Callable[[], Prepared]:
-    """Makes the parameters, and a function that makes the calls ready: between the two, memory is looked at."""
+    """Creates the parameters and returns a function that prepares the calls, so that memory can be measured between."""
     if curve.method in PIPELINES:
         return PIPELINES[curve.method].prepare(S, curve.layout)
     generator = torch.Generator(device).manual_seed(0)
@@ -105,7 +105,7 @@ def prepare(curve: Curve, S: int, device: str) -> Callable[[], Prepared]:
 
 
 class _Backend(Contestant):
-    """This package by a backend of a GPU."""
+    """This package with one of its GPU backends."""
 
     tolerance = 1e-5
 
@@ -144,7 +144,7 @@ def _naive(S: int, device: str) -> tuple[Callable[..., Tensor], Tensor]:
 
 
 def _full(S: int, device: str) -> Tensor:
-    """A covariance whose eigenvalues are near 1 and 2, symmetric: [1, S, S]."""
+    """A symmetric covariance with eigenvalues near 1 and 2: [1, S, S]."""
     matrix = torch.full((1, S, S), 1.0 / S, device=device)
     matrix.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return matrix

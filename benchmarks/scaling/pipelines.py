@@ -1,5 +1,5 @@
-"""Whole pipelines as further curves: from T predictions to a joint Gaussian that is scored, sampled and looked at; one
-training step of a U-Net on a picture of three channels."""
+"""Whole pipelines as additional curves: from T predictions to a joint Gaussian with its log p, samples and modes; and
+one training step of a U-Net on a picture with three channels."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from benchmarks import joint
 from benchmarks.registry import LAYOUTS, Prepared
 
 T, R, KEPT = 64, 8, 64
-GRID = 8  # the U-Net halves its pictures three times
+GRID = 8  # the U-Net halves the size of its pictures three times
 
 
 class Pipeline(NamedTuple):
-    """One that is measured as a whole, at one rank."""
+    """A pipeline that is measured as a whole, at one rank."""
 
     rank: int
-    parameters: Callable[[int], int]  # numbers that go in, by the variables
-    products: Callable[[int], float]  # multiplications, roughly, by the variables
+    parameters: Callable[[int], int]  # variables -> number of input entries
+    products: Callable[[int], float]  # variables -> approximate number of multiplications
     prepare: Callable[[int, str], Callable[[], Prepared]]
     layouts: tuple[str, ...] = LAYOUTS
-    needs: str | None = None  # a package
+    needs: str | None = None  # name of a required package
 
     def unavailable(self) -> str | None:
         missing = self.needs is not None and importlib.util.find_spec(self.needs) is None
@@ -43,7 +42,7 @@ def _joint(function: Callable[..., tuple[Tensor, ...]]) -> Pipeline:
 
 
 def side_of(S: int) -> int:
-    """Of a square picture of three channels with about S numbers."""
+    """The side of a square picture with three channels and about S entries."""
     return max(GRID * round(math.sqrt(S / 3) / GRID), 2 * GRID)
 
 
@@ -51,20 +50,10 @@ def _step(contestant: str) -> Pipeline:
     def prepare(S: int, layout: str) -> Callable[[], Prepared]:
         from benchmarks import training
 
-        net, x, target = training.setting(side_of(S), 1, R)
-        loss_of = {"lrd": training.our_loss, "torch": training.torch_loss}[contestant]
-        optimizer = torch.optim.AdamW(net.parameters(), 1e-4)
+        step = training.training_step(contestant, *training.setting(side_of(S), 1, R))
+        return lambda: Prepared(None, lambda: (step(),), lambda result: result)
 
-        def step() -> tuple[Tensor]:
-            optimizer.zero_grad()
-            loss = loss_of(net.head, net(x), target)
-            loss.backward()
-            optimizer.step()
-            return (loss.detach(),)
-
-        return lambda: Prepared(None, step, lambda result: result)
-
-    # the convolutions of the U-Net multiply about 2e4 times a pixel, and twice that for the gradients
+    # the convolutions of the U-Net take about 2e4 multiplications per pixel, and twice that for the gradients
     products = lambda S: 6e4 * side_of(S) ** 2  # noqa: E731
     return Pipeline(R, lambda S: 2 * 3 * side_of(S) ** 2, products, prepare, layouts=("rank",), needs="monai")
 

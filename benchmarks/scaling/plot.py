@@ -1,18 +1,18 @@
 """The figures of a document: memory and time as in the paper, and the ratios to the peers.
 
-`python -m benchmarks.scaling.plot scaling.json [more.json ...]` draws them again, beside the first document; points of
-further ones, made on the same machine from the same commit, join its curves.
+`python -m benchmarks.scaling.plot scaling.json [more.json ...]` draws them again, next to the first document. Points of
+further documents, from the same machine and commit, are added to its curves.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import commands
 from benchmarks.scaling.pipelines import PIPELINES
 from benchmarks.scaling.runner import SAME_MACHINE, directions, total_bytes
 
@@ -37,7 +37,7 @@ DIRECTION_TITLES = {"forward": "log-likelihood", "forward_backward": "log-likeli
 
 
 def draw(document: dict, output: Path) -> list[Path]:
-    """PNG and SVG of every figure beside the document."""
+    """Writes every figure as PNG and SVG next to the document."""
     from matplotlib import rc_context
 
     with rc_context({"font.size": 9, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}):
@@ -98,7 +98,7 @@ def own_curves(document: dict, method: str) -> Iterator[tuple[int, str, list[dic
 
 
 def line(axes: Axes, points: list[dict], value, colour: str, style: str, label: str | None, marker: str) -> None:
-    """A curve, with a cross at its last point where a budget ended it."""
+    """A curve, with a cross at its last point if a limit ended it."""
     good = [p for p in points if p["status"] == "ok"]
     if not good:
         return
@@ -127,7 +127,7 @@ def add_tasks(axes: Axes) -> None:
 
 
 def pipelines(document: dict) -> Figure:
-    """Working memory and time of whole pipelines, this package's solid and plain torch's dashed."""
+    """Working memory and time of whole pipelines: this package solid, plain torch dashed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.8), layout="constrained")
@@ -152,7 +152,7 @@ def pipelines(document: dict) -> Figure:
 
 
 def ratios(document: dict) -> Figure:
-    """How many times the time and the memory of this package the peers take, for each rank."""
+    """Time and memory of the peers relative to this package, for each rank."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -190,7 +190,7 @@ def _seconds(point: dict, direction: str) -> float:
 
 
 def _working(point: dict, direction: str) -> float | None:
-    """Where there is enough of it to tell it from pages that the process would have touched anyway."""
+    """None for small parameters, where pages that any process touches would dominate."""
     return point[direction]["working_bytes"] if point["parameter_bytes"] >= 1 << 20 else None
 
 
@@ -206,7 +206,7 @@ def ratio(document: dict, peer: str, rank: int, layout: str, value) -> tuple[lis
 
 
 def joined(documents: Sequence[dict]) -> dict:
-    """The first document with the points of the others. Where one of them went on, a curve has not ended."""
+    """The first document with the points of the others. A curve that another document continues has not ended."""
     first, *others = documents
     points = {(p["curve"], p["variables"]): p for p in first["points"]}
     for other in others:
@@ -221,16 +221,12 @@ def joined(documents: Sequence[dict]) -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scaling.plot",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("documents", nargs="+", type=Path)
+    parser = commands.parser("benchmarks.scaling.plot", __doc__)
+    parser.add_argument("documents", nargs="+", type=Path, help="documents of one machine and commit")
     options = parser.parse_args(argv)
     document = joined([json.loads(path.read_text()) for path in options.documents])
     for picture in draw(document, options.documents[0]):
-        print(f"written: {picture}", file=sys.stderr)
+        print(f"written to {picture}", file=sys.stderr)
     return 0
 
 

@@ -10,7 +10,7 @@ from benchmarks import accumulator, joint, truncation
 pytestmark = pytest.mark.skipif(not lrd.backends()["cpu"].available, reason="the compiled library did not load")
 
 
-def test_end_to_end(tmp_path, capsys):
+def test_end_to_end(tmp_path, capsys, no_processes):
     output = tmp_path / "joint.json"
     sizes = ["--outputs", "300", "--predictions", "5", "--factor-rank", "2", "--rank", "4", "--repeats", "1"]
     assert joint.main([*sizes, "--output", str(output)]) == 0
@@ -21,9 +21,10 @@ def test_end_to_end(tmp_path, capsys):
         for number in ("log_prob", "entropy", "variance"):
             assert ours[number] == pytest.approx(plain[number], rel=1e-5)
     assert "times as fast" in capsys.readouterr().out
+    assert no_processes == ["measure"] * 6  # one process for each contestant and layout
 
 
-def test_truncation(tmp_path):
+def test_truncation(tmp_path, no_processes):
     output = tmp_path / "truncation.json"
     sizes = ["--outputs", "300", "--columns", "12", "--rank", "4", "--repeats", "1"]
     assert truncation.main([*sizes, "--output", str(output)]) == 0
@@ -31,6 +32,7 @@ def test_truncation(tmp_path):
         assert found["variance_error"] < 1e-6
         assert found["low_rank_error"] < 1e-5
         assert found["seconds"] > 0
+    assert no_processes == ["measure"] * 4
 
 
 @pytest.mark.parametrize("kind", accumulator.KINDS)
@@ -41,8 +43,9 @@ def test_streamed_joint_is_near_the_exact_one(kind):
     assert found["log_prob"] != found["exact_log_prob"]
 
 
-def test_accumulator_report(tmp_path):
+def test_accumulator_report(tmp_path, no_processes):
     output = tmp_path / "accumulator.json"
     sizes = ["--outputs", "300", "--exact-outputs", "100", "--predictions", "9", "--factor-rank", "2", "--rank", "5"]
     assert accumulator.main([*sizes, "--output", str(output)]) == 0
     assert set(json.loads(output.read_text())["results"]) == {"structured 9", "flat 9"}
+    assert no_processes == ["streamed", "held_out"] * 2

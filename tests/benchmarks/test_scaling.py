@@ -22,7 +22,10 @@ def record(curve, S, log_prob=-1.0):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs the command with made-up measurements; gives its exit code and what was measured."""
+    """Runs the command with made-up measurements, without figures unless they are asked for.
+
+    Gives its exit code and what was measured.
+    """
     measured = []
 
     def invented(curve, S, document, options):
@@ -31,9 +34,10 @@ def run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "measure", invented)
 
-    def run_it(*options):
+    def run_it(*options, figures=False):
         measured.clear()
-        code = scaling.main([*SMALL, "--output", str(tmp_path / "scaling.json"), *options])
+        more = options if figures else (*options, "--no-figures")
+        code = scaling.main([*SMALL, "--output", str(tmp_path / "scaling.json"), *more])
         return code, list(measured)
 
     run_it.path = tmp_path / "scaling.json"
@@ -88,15 +92,19 @@ def test_more_may_be_added(run):
     assert measured == [(c, 16384) for c in ("diagonal", "lrd 8 row", "torch 8 row")]
 
 
-def test_a_curve_ends_with_its_budget(run, monkeypatch):
+def end_torch_at(variables, monkeypatch):
     invented = runner.measure
 
     def measure(curve, S, document, options):
-        if curve.method == "torch" and S == 1024:
+        if (curve.method, S) == ("torch", variables):
             return {"status": "budget", "reason": "enough"}
         return invented(curve, S, document, options)
 
     monkeypatch.setattr(runner, "measure", measure)
+
+
+def test_a_curve_ends_with_its_budget(run, monkeypatch):
+    end_torch_at(1024, monkeypatch)
     run()
     assert ("torch 8 row", 4096) not in points(run.path)
     assert ("lrd 8 row", 4096) in points(run.path)
@@ -123,12 +131,21 @@ def test_a_wrong_log_likelihood_is_noticed():
     assert runner.disagreement(peer, 512, -510.0, document) is None  # other parameters
 
 
-@pytest.mark.parametrize("name", ["lrd 8 rank", "full triangular", "joint lrd 8 row", "training step lrd 8 rank"])
-def test_a_real_point(name):
+def test_a_real_point():
+    check_point("lrd 8 rank")
+
+
+@pytest.mark.parametrize("name", ["full triangular", "joint lrd 8 row", "training step lrd 8 rank"])
+def test_other_points(name, no_processes):
+    check_point(name)
+    assert no_processes == ["measure_point"]
+
+
+def check_point(name):
     curve = Curve.parse(name)
     if reason := methods.unavailable(curve.method):
         pytest.skip(reason)
-    options = scaling.arguments(["--seconds", "0.01"])
+    options = scaling.arguments(["--seconds", "0.01", "--point-seconds", "600"])
     found = runner.measure(curve, 512, {"points": []}, options)
     assert found["status"] == "ok", found
     for direction in runner.directions(found):
@@ -137,7 +154,7 @@ def test_a_real_point(name):
     assert found["log_prob"] != 0
 
 
-def test_a_failing_point_tells_why():
+def test_a_failing_point_tells_why(no_processes):
     found = runner.measure(Curve("no such method", 8, "row"), 64, {"points": []}, scaling.arguments([]))
     assert found["status"] == "failed"
     assert "no such method" in found["reason"]
@@ -159,8 +176,9 @@ def test_slopes():
     assert fit.fits({"points": own})["in_variables"][curve.name]["forward"] == {"seconds": 1.0, "bytes": 1.0}
 
 
-def test_pictures(run):
-    run()
+def test_pictures(run, monkeypatch):
+    end_torch_at(1024, monkeypatch)  # draws a cross
+    run(figures=True)
     names = {"scaling_forward", "scaling_forward_backward", "scaling_ratios"}
     for suffix in (".png", ".svg"):
         for name in names:
@@ -236,7 +254,9 @@ def test_disturbed_points_are_measured_once_more(run, monkeypatch):
     assert len(points(run.path)) == len(set(points(run.path)))
 
 
-def test_documents_are_drawn_together(run):
+def test_documents_are_drawn_together(run, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plot, "draw", lambda document, output: drawn.append(document) or [output])
     run()
     first = json.loads(run.path.read_text())
     curve = Curve("torch", 8, "row")
@@ -249,6 +269,7 @@ def test_documents_are_drawn_together(run):
         plot.joined([first, {**first, "machine": {**first["machine"], "cpu": "another"}}])
     machine.write_json(run.path, first)
     assert plot.main([str(run.path)]) == 0
+    assert drawn == [first]
 
 
 @pytest.mark.parametrize("name", ["diagonal", "full naive", "lrd 8 row"])

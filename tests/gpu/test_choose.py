@@ -1,10 +1,10 @@
 """How the block sizes are chosen: the first that fits, or the fastest."""
 
-import choose
 import compiled
 import pytest
 from ptxemu.triton_driver import emulated_gpu
 
+from benchmarks.gpu import choose
 from lrd_kernels.triton import configs, configs_table
 
 RANKS = {("gram", c): list(choose.GRAM) for c in choose.COMPUTES} | {("gram", "tf32x3"): [32, 64]}

@@ -3,6 +3,8 @@
 import pytest
 import traffic
 
+from benchmarks.gpu import bounds
+
 
 @pytest.mark.parametrize("layout", ["row", "rank"])
 @pytest.mark.parametrize("R", [8, 16, 32])
@@ -20,4 +22,4 @@ def test_larger_ranks_in_tiles():
 
 
 def test_bounds_are_those_of_the_bandwidth():
-    assert traffic.least_seconds(1048576, 8, 672e9) == pytest.approx(4 * 1048576 * 30 / 672e9)
+    assert bounds.least_seconds(1048576, 8, 672e9) == pytest.approx(4 * 1048576 * 30 / 672e9)

@@ -12,15 +12,6 @@ from ptxemu.triton_driver import emulated_gpu
 from lrd_kernels import testing, triton
 from lrd_kernels.triton import configs
 
-# Bytes a second of memory, by the makers' data sheets. The first is the card of the paper.
-BANDWIDTH = {
-    "Quadro RTX 8000": 672e9,
-    "A100 40 GB": 1555e9,
-    "RTX 4090": 1008e9,
-    "H100 SXM": 3350e9,
-    "RTX 5090": 1792e9,
-}
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -69,18 +60,3 @@ def excess(launch) -> float:
     """Bytes of the 32-byte sectors that all its loads of global memory ask for, over the bytes that they need."""
     loads = launch.stats.memory["global", "load"]
     return 32 * loads.sectors / loads.bytes
-
-
-SIZES = ((65536, 8), (1048576, 8), (196608, 16), (262144, 64))
-# Seconds of one log-likelihood on a Quadro RTX 8000, as the paper plots them for torch's own functions.
-PAPER = {(65536, 8): 0.00104, (1048576, 8): 0.00193, (65536, 64): 0.00128, (262144, 64): 0.00220}
-
-
-def least_seconds(S: int, R: int, bandwidth: float) -> float:
-    """For P in float32 to be read twice and its gradient written once, with what goes along of S entries."""
-    return 4 * S * (3 * R + 6) / bandwidth
-
-
-def least_seconds_forward(S: int, R: int, bandwidth: float) -> float:
-    """For P, the diagonal, the value and the mean to be read once."""
-    return 4 * S * (R + 3) / bandwidth

@@ -1,13 +1,12 @@
-"""Chooses the block sizes of the kernels, and rewrites lrd_kernels/triton/configs_table.py.
+"""Chooses the block sizes of the Triton kernels and writes them to lrd_kernels/triton/configs_table.py.
 
-`python tests/gpu/choose.py` needs no GPU: for each architecture the first candidate that compiles without spills, in
-both layouts. `python tests/gpu/choose.py --time` runs those that do on the GPU that is there, and takes the fastest for
-its architecture; the entries of the others stay.
+Without --time no GPU is needed: for each architecture, it takes the first candidate that compiles without spills in
+both layouts. With --time it runs all candidates without spills on the GPU of this machine and takes the fastest for its
+architecture; the entries of other architectures are kept.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
@@ -19,9 +18,10 @@ from pathlib import Path
 import compiled
 import torch
 
+from benchmarks import commands
 from lrd_kernels.triton import configs, configs_table
 
-# (BLOCK_S, BLOCK_R, warps, stages, programs), the one that should be fastest first.
+# (BLOCK_S, BLOCK_R, warps, stages, programs); the one expected to be fastest comes first.
 GRAM = {
     16: [(128, 16, 4, 2, 1024), (64, 16, 4, 2, 1024), (32, 16, 4, 1, 1024), (64, 16, 8, 1, 1024), (16, 16, 4, 1, 1024)],
     32: [(64, 32, 8, 2, 512), (64, 32, 8, 1, 512), (32, 32, 8, 1, 512), (32, 32, 4, 1, 512), (16, 32, 8, 1, 512)],
@@ -32,28 +32,28 @@ PROJECT = {
     64: [(64, 64, 8, 1, 0), (32, 64, 8, 1, 0), (32, 64, 16, 1, 0), (16, 64, 8, 1, 0), (16, 64, 4, 1, 0)],
     128: [(32, 128, 8, 1, 0), (16, 128, 8, 1, 0), (16, 128, 16, 1, 0)],
 }
-# Blocks of rows, and (BLOCK_R, warps). In float32 and float64 a rank has one BLOCK_S: where float32 is not enough, a
-# block is done again in float64.
+# BLOCK_S, and (BLOCK_R, warps). A rank has the same BLOCK_S in float32 and float64, because a block for which float32
+# is not accurate enough is computed again in float64.
 BACKWARD_ROWS = {16: [128, 64, 32, 16], 32: [64, 32, 16], 64: [32, 16]}
 BACKWARD_TILES = {16: [(16, 4), (16, 8)], 32: [(32, 4), (32, 8), (16, 4), (16, 8)], 64: [(64, 8), (64, 4), (64, 16)]}
 BACKWARD_TILES_64 = BACKWARD_TILES | {64: [(64, 8), (32, 8), (32, 4), (32, 2), (16, 4), (16, 2)]}
-TENSOR_CORES = (80, 86, 89, 90, 100, 120)  # that multiply tf32
+TENSOR_CORES = (80, 86, 89, 90, 100, 120)  # architectures that multiply in tf32
 COMPUTES = ("float32", "float64")
 LAYOUTS = ("row", "rank")
-# In Triton's interpreter every program costs Python's time: few, and large.
+# In Triton's interpreter every program runs in Python, so there are few, large ones.
 INTERPRETER = {16: (512, 16, 4, 1, 2), 64: (256, 64, 4, 1, 2)}
 
 Architecture = int | str
-Cost = Callable[[str, str, int], float]  # of an op in a compute type at a rank, by the entry that the table has now
+Cost = Callable[[str, str, int], float]  # op, compute type, rank -> cost of the current entry of the table
 
 
 def by_order(op: str, compute: str, rank: int) -> float:
-    """The cost where nothing is timed: all alike, and the first candidate is taken."""
+    """The cost without timing: the same for all, so that the first candidate is taken."""
     return 0.0
 
 
 def by_time(op: str, compute: str, rank: int, *, device: str = "cuda", rows: int = 2**20, repeats: int = 20) -> float:
-    """Seconds of all that an entry serves, in both layouts, the least of some runs each."""
+    """Seconds of all launches that use an entry, in both layouts; the least of several runs each."""
     total = 0.0
     for layout in LAYOUTS:
         call = compiled.prepare(op, compute, layout, rank, rows=max(8 * rows // rank, 64), device=device)
@@ -74,13 +74,13 @@ def enter(architecture: Architecture, op: str, compute: str, rank: int, config: 
 
 
 def fits(architecture: Architecture, op: str, compute: str, rank: int, pick: slice = slice(None)) -> bool:
-    """Whether the table's entry compiles, of the kernels launched those picked, without spills."""
+    """Whether the launched kernels, or those that `pick` selects, compile without spills with the table's entry."""
     for layout in LAYOUTS:
         try:
             with quiet(), compiled.compiling(architecture) as found:
                 compiled.launch(op, compute, layout, rank)
             kernels = [compiled.resources(kernel) for kernel in found[pick]]
-        except RuntimeError:  # of the compiler, or for want of shared memory
+        except RuntimeError:  # from the compiler, or too little shared memory
             return False
         if any(k.spills or k.shared > compiled.SHARED_LIMIT[architecture] for k in kernels):
             return False
@@ -89,7 +89,7 @@ def fits(architecture: Architecture, op: str, compute: str, rank: int, pick: sli
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what a failing compiler prints."""
+    """Suppresses what a failing compiler prints."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -101,7 +101,7 @@ def quiet() -> Iterator[None]:
 
 
 def cheapest(offers: Iterable[tuple[float, tuple]], cost: Cost) -> tuple[float, tuple] | None:
-    """Of (cost, config); where nothing is timed the first, and no others are made."""
+    """The cheapest (cost, config). Without timing this is the first one, and no others are compiled."""
     if cost is by_order:
         return next(iter(offers), None)
     return min(offers, default=None)
@@ -110,7 +110,7 @@ def cheapest(offers: Iterable[tuple[float, tuple]], cost: Cost) -> tuple[float, 
 def candidates(
     architecture: Architecture, op: str, compute: str, rank: int, configs: Iterable[tuple], cost: Cost
 ) -> Iterator[tuple[float, tuple]]:
-    """Those that fit, with their cost."""
+    """The configs that fit, with their costs."""
     for config in configs:
         enter(architecture, op, compute, rank, config)
         if fits(architecture, op, compute, rank):
@@ -118,7 +118,7 @@ def candidates(
 
 
 def pairs(architecture: Architecture, rank: int, cost: Cost) -> Iterator[tuple[float, tuple[tuple, tuple]]]:
-    """Of the backward pass in float32 and in float64, with one BLOCK_S; the cost is that of float32."""
+    """Configs of the backward pass in float32 and float64 with the same BLOCK_S, and the cost of float32."""
     op = "log_prob_bwd"
 
     def narrow(block_s: int) -> Iterator[tuple[float, tuple]]:
@@ -137,7 +137,7 @@ def pairs(architecture: Architecture, rank: int, cost: Cost) -> Iterator[tuple[f
                 yield cost(op, "float64", rank), config
 
     for block_s in BACKWARD_ROWS[rank]:
-        enter(architecture, op, "float64", rank, (block_s, 16, 8, 1, 0))  # a stand-in
+        enter(architecture, op, "float64", rank, (block_s, 16, 8, 1, 0))  # a placeholder
         of_float32 = cheapest(narrow(block_s), cost)
         if of_float32 is None:
             continue
@@ -148,7 +148,7 @@ def pairs(architecture: Architecture, rank: int, cost: Cost) -> Iterator[tuple[f
 
 
 def choose(architecture: Architecture, cost: Cost = by_order) -> dict[tuple[str, str], dict[int, tuple]]:
-    """(op, compute) -> rank -> config. A rank without one is left to tiles of the rank below."""
+    """(op, compute) -> rank -> config. A rank that is missing is computed in tiles of the rank below."""
     table: dict = {}
     singles = [
         (op, compute, ranks) for op, ranks in (("gram", GRAM), ("project_fold", PROJECT)) for compute in COMPUTES
@@ -173,7 +173,7 @@ def choose(architecture: Architecture, cost: Cost = by_order) -> dict[tuple[str,
 TEXT = '''"""(op, architecture, compute type) -> rank -> (BLOCK_S, BLOCK_R, warps, stages, programs).
 
 A rank stands for all up to it from the one before; larger ranks are done in tiles of the last BLOCK_R. "any" serves
-the architectures that have no entry. Written by tests/gpu/choose.py.
+the architectures that have no entry. Written by `python -m benchmarks.gpu.choose`.
 """
 
 TIMED: list[str] = {timed!r}  # architectures whose entries were timed on a GPU; the others compile without spills
@@ -191,13 +191,14 @@ def write(path: Path, choices: dict, timed: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None, cost: Cost = by_time) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--time", action="store_true", help="by what is fastest on the GPU of this machine")
-    parser.add_argument("--output", type=Path, default=Path(configs_table.__file__))
+    parser = commands.parser("benchmarks.gpu.choose", __doc__)
+    parser.add_argument("--time", action="store_true", help="choose by the times on the GPU of this machine")
+    table = Path(configs_table.__file__)
+    parser.add_argument("--output", type=Path, default=table, help="file to write the block sizes to")
     options = parser.parse_args(argv)
     if options.time:
         if not torch.cuda.is_available():
-            parser.error("--time needs a GPU, and torch finds none here")
+            parser.error("--time needs a GPU, and torch finds none")
         name = configs.architecture(torch.device("cuda"))
         architectures = [a for a in (*compiled.NVIDIA, *compiled.AMD) if compiled.name_of(a) == name]
         if not architectures:

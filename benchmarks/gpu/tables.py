@@ -1,22 +1,23 @@
-"""Writes docs/gpu_tables.md: what every kernel takes of every architecture, and what it moves. Needs no GPU."""
+"""Writes docs/gpu_tables.md: registers, shared memory, memory traffic and errors of the GPU kernels. Needs no GPU."""
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 
 import accuracy
 import compiled
-import cuda_tables
 import torch
 import traffic
 import triton
 
+from benchmarks import commands
+from benchmarks.gpu import ROOT, bounds, cuda_tables
 from lrd_kernels import testing
 
-OUTPUT = Path(__file__).parents[2] / "docs" / "gpu_tables.md"
 RANKS = (8, 16, 32, 64, 128)
-ROWS = 512  # enough for the shares, few enough for the emulator
+ROWS = 512  # enough for the ratios, few enough for the emulator
 
 
 def resources() -> list[str]:
@@ -72,19 +73,19 @@ def errors() -> list[str]:
     return lines
 
 
-def bounds() -> list[str]:
-    lines = ["| GPU | GB/s | " + " | ".join(f"{S} x {R}" for S, R in traffic.SIZES) + " |"]
-    lines.append("|---|---|" + "---|" * len(traffic.SIZES))
-    for name, speed in traffic.BANDWIDTH.items():
-        row = (f"{1e3 * traffic.least_seconds(S, R, speed):.3f} ms" for S, R in traffic.SIZES)
+def least_times() -> list[str]:
+    lines = ["| GPU | GB/s | " + " | ".join(f"{S} x {R}" for S, R in bounds.SIZES) + " |"]
+    lines.append("|---|---|" + "---|" * len(bounds.SIZES))
+    for name, speed in bounds.BANDWIDTH.items():
+        row = (f"{1e3 * bounds.least_seconds(S, R, speed):.3f} ms" for S, R in bounds.SIZES)
         lines.append(f"| {name} | {speed / 1e9:.0f} | " + " | ".join(row) + " |")
     return lines
 
 
 def beside_paper() -> list[str]:
     lines = ["| outputs x rank | least time at 672 GB/s | the paper's curve |", "|---|---|---|"]
-    for (S, R), seconds in traffic.PAPER.items():
-        least = traffic.least_seconds_forward(S, R, traffic.BANDWIDTH["Quadro RTX 8000"])
+    for (S, R), seconds in bounds.PAPER.items():
+        least = bounds.least_seconds_forward(S, R, bounds.BANDWIDTH["Quadro RTX 8000"])
         lines.append(f"| {S} x {R} | {1e3 * least:.3f} ms | {1e3 * seconds:.2f} ms |")
     return lines
 
@@ -95,40 +96,41 @@ Written by `make gpu-check` on {date}, without a GPU: torch {torch}, triton {tri
 
 ## Registers, spilled bytes, shared memory
 
-Of each kernel, for every architecture (NVIDIA by compute capability times ten, AMD by name): registers of a thread /
-bytes spilled / bytes of shared memory, the most over both layouts, with a value, a mean, a mask and the fused diagonal;
-"-" where the table has no such entry, and another compute type or smaller tiles serve.
+Each cell gives registers per thread / spilled bytes / bytes of shared memory of a kernel on one architecture (NVIDIA:
+ten times the compute capability; AMD: name). It is the maximum over both layouts, with a value, a mean, a mask and the
+fused diagonal. "-" means that there is no such entry: another compute type or smaller tiles are used.
 
 {resources}
 
 ## Bytes moved
 
-On the PTX for sm_80, float32, {rows} rows, counted in the emulator. The first three as multiples of the bytes of P. The
-last two are the bytes of all 32-byte sectors that a pass requests over the bytes it needs: 1 where loads are coalesced,
-less where several threads want the same number. The table is one of what instructions request; caches come on top.
+On the PTX for sm_80, float32, {rows} rows, counted in the emulator. The first three columns are multiples
+of the bytes of P. The last two are the bytes of all 32-byte sectors that a pass requests, divided by the bytes it
+needs: 1 if loads are coalesced, less if several threads load the same number. The table counts what instructions
+request, before any cache.
 
 {moved}
 
-Above a rank of 64 a product is done in tiles, and P is read for each: mostly from the second-level cache.
+Above rank 64 products are computed in tiles, and P is read once for each tile, mostly from the L2 cache.
 
 ## Errors
 
 On the PTX for sm_80, float32 inputs of {accuracy_rows} rows, against extended precision: log p / the worst of its
-gradients, each as a share of its largest entry. The inputs are those of `lrd_kernels.testing.hard_inputs`: a typical
-Gaussian ("diagonal 1"), a tiny diagonal, near-dependent columns, five outputs of tiny variance. From rank 17 on,
-precision "float32" multiplies on tensor cores, three tf32 products for one of float32, whose sums the emulator rounds
-to nearest and a GPU may truncate.
+gradients, each relative to its largest entry. The inputs come from `lrd_kernels.testing.hard_inputs`: a typical
+Gaussian ("diagonal 1"), a tiny diagonal, nearly dependent columns, five outputs of tiny variance. From rank 17 on,
+precision "float32" uses tensor cores, with three tf32 products for one in float32. The emulator rounds their sums to
+nearest; a GPU may truncate them.
 
 {errors}
 
-## The time that this implies
+## Lower bounds on times
 
-Bounds, not measurements: P read forward, read backward, and its gradient written, at the bandwidth that the maker
-states. No kernel is faster than this; how near these come has not been seen.
+These are bounds, not measurements: P is read in each pass and its gradient is written, at the bandwidth of the data
+sheet. No kernel can be faster; how close these kernels come has not been measured.
 
 {bounds}
 
-The forward pass alone on the card of the paper, beside what the paper plots for a log-likelihood by torch's functions:
+The forward pass alone on the card of the paper, and what the paper plots for a log-likelihood with torch's functions:
 
 {paper}
 
@@ -136,7 +138,10 @@ The forward pass alone on the card of the paper, beside what the paper plots for
 """
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = commands.parser("benchmarks.gpu.tables", __doc__)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "gpu_tables.md", help="file to write")
+    options = parser.parse_args(argv)
     text = TEXT.format(
         date=datetime.date.today().isoformat(),
         torch=torch.__version__,
@@ -146,11 +151,11 @@ def main() -> None:
         moved="\n".join(moved()),
         accuracy_rows=accuracy.ROWS,
         errors="\n".join(errors()),
-        bounds="\n".join(bounds()),
+        bounds="\n".join(least_times()),
         paper="\n".join(beside_paper()),
         cuda=cuda_tables.section(),
     )
-    OUTPUT.write_text(text)
+    options.output.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The section of docs/gpu_tables.md on the CUDA kernels, and those of both backends side by side."""
+"""The section of docs/gpu_tables.md on the CUDA kernels, with both backends side by side."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ def side_by_side() -> list[str]:
 
 TEXT = """## The CUDA kernels
 
-Registers of a thread / bytes spilled / bytes of shared memory of fixed size, by compute capability times ten: the
-library's own PTX, assembled for each. "float32 in float64" is what is stored and what products are made in.
+Registers per thread / spilled bytes / bytes of static shared memory, by ten times the compute capability: the library's
+own PTX, assembled for each architecture. "float32 in float64" means float32 data, multiplied in float64.
 
 {resources}
 
 ## Both side by side
 
-Bytes and 32-byte sectors that instructions ask of global memory, per element of P: Triton / CUDA. float32, {rows} rows,
-one value at its mean; forward is the Gram pass, backward the pass that makes all gradients. P alone is 4 bytes and
-0.125 sectors.
+Bytes and 32-byte sectors that instructions request from global memory, per element of P: Triton / CUDA. float32, {rows}
+rows, one value at its mean. Forward is the Gram pass, backward the pass that computes all gradients. P alone is 4 bytes
+and 0.125 sectors.
 
 {side_by_side}
 
-What each is chosen for: on a GPU the Triton kernels serve the passes over the outputs where Triton is installed, and
-the CUDA kernel their R x R matrices up to rank 1024; without Triton the CUDA kernels serve all. `backend="cuda"` asks
-for them by name. Nobody has timed one against the other."""
+If Triton is installed, its kernels compute the passes over the outputs, and a CUDA kernel the R x R matrices up to rank
+1024. Without Triton, the CUDA kernels compute everything; `backend="cuda"` selects them explicitly. The two have not
+been timed against each other."""
 
 
 def section() -> str:
