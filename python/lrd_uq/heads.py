@@ -24,19 +24,18 @@ class Output(NamedTuple):
 
     mean: Tensor  # [B, S]
     raw_diag: Tensor | None  # [B, S], D = eps + exp(raw_diag); None for a mean-only head
-    factor: Tensor | None  # [B, S, R] on memory [B, R, S]: P, or F of P = sqrt(D) F; None where there is none
+    factor: Tensor  # [B, S, R] stored as [B, R, S]: P, or F of P = sqrt(D) F; R is 0 without a low-rank part
 
 
 class Gaussian(NamedTuple):
     """Parameters of `N(mean, diag(diag) + factor factor^T)`."""
 
     mean: Tensor  # [B, S]
-    factor: Tensor | None  # [B, S, R]
+    factor: Tensor  # [B, S, R]; R is 0 for a diagonal covariance
     diag: Tensor  # [B, S]
 
     def distribution(self) -> lrd.LowRankMultivariateNormal:
-        factor = self.mean.new_zeros(*self.mean.shape, 0) if self.factor is None else self.factor
-        return lrd.LowRankMultivariateNormal(self.mean, factor, self.diag, validate_args=False)
+        return lrd.LowRankMultivariateNormal(self.mean, self.factor, self.diag, validate_args=False)
 
 
 class MeanHead(nn.Module):
@@ -73,7 +72,8 @@ class MeanHead(nn.Module):
             return self._emit(self.positions_last(features).to(self.mean_weight.dtype))
 
     def _emit(self, features: Tensor) -> Output:
-        return Output(self._affine(self.mean_weight, self.mean_bias, features), None, None)
+        mean = self._affine(self.mean_weight, self.mean_bias, features)
+        return Output(mean, None, mean.new_zeros(*mean.shape, 0))
 
     @staticmethod
     def _affine(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
@@ -102,12 +102,11 @@ class MeanHead(nn.Module):
         output = self.settle(output, mask)
         diag = self.diag(output)
         factor = output.factor
-        if factor is not None and self.is_scaled:
+        if self.is_scaled:
             factor = (factor.mT * diag.sqrt()[:, None]).mT
         if mask is None:
             return Gaussian(output.mean, factor, diag)
-        if factor is not None:
-            factor = torch.where(mask[:, None], factor.mT, 0).mT
+        factor = torch.where(mask[:, None], factor.mT, 0).mT
         return Gaussian(torch.where(mask, output.mean, 0), factor, torch.where(mask, diag, 1))
 
     def diag(self, output: Output) -> Tensor:
@@ -115,8 +114,6 @@ class MeanHead(nn.Module):
 
     def low_rank_variance(self, output: Output) -> Tensor:
         """Diagonal of `P P^T`: [B, S]."""
-        if output.factor is None:
-            return torch.zeros_like(output.mean)
         squares = output.factor.square().sum(-1)
         return squares * self.diag(output) if self.is_scaled else squares
 
@@ -164,10 +161,8 @@ class DiagonalHead(MeanHead):
 
     def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
         assert output.raw_diag is not None
-        factor = output.mean.new_zeros(*output.mean.shape, 0) if output.factor is None else output.factor
-        return lrd.nll_loss(
-            output.mean, output.raw_diag, factor, target, eps=self.eps, mask=mask, reduction="none", on_failure="nan"
-        )
+        options: dict[str, Any] = {"eps": self.eps, "mask": mask, "reduction": "none", "on_failure": "nan"}
+        return lrd.nll_loss(output.mean, output.raw_diag, output.factor, target, **options)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"eps": self.eps, "rank_in_use": self.rank_in_use}
@@ -227,7 +222,7 @@ class LowRankHead(DiagonalHead):
         return output._replace(factor=columns.view(len(columns), k, -1).mT)
 
     def settle(self, output: Output, mask: Tensor | None = None) -> Output:
-        if output.factor is None or not self.orthogonal:
+        if not self.orthogonal:
             return output
         columns = output.factor.mT
         if mask is not None:
@@ -235,7 +230,7 @@ class LowRankHead(DiagonalHead):
         return output._replace(factor=gram_schmidt(columns.mT))
 
     def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        if output.factor is None or not self.is_scaled:
+        if not self.is_scaled or output.factor.shape[-1] == 0:
             return super().nll(output, target, mask)
         # log p(y) = log N(r / sqrt(D); 0, I + F F^T) - 1/2 sum log D: P itself is never formed
         diag = self.diag(output)

@@ -38,7 +38,7 @@ class NppcObjective(Objective):
         if not isinstance(head, LowRankHead) or not head.orthogonal or head.is_scaled:
             raise ValueError("NPPC wants a LowRankHead(orthogonal=True) with the plain parametrisation")
         output = head.settle(output, mask)
-        if output.factor is None:  # a phase without columns
+        if output.factor.shape[-1] == 0:  # a phase of rank 0
             return super().__call__(head, output, target, mask)
         identity = self.identity(output, target, mask)
         given = output._replace(mean=output.mean.detach(), factor=output.factor.detach())

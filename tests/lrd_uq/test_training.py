@@ -23,8 +23,7 @@ class Record(L.pytorch.Callback):
 
     def on_train_batch_end(self, trainer, module, *_):
         head, factor = module.heads[0], module.latest.output.factor
-        columns = 0 if factor is None else factor.shape[-1]
-        self.seen.append((columns, module.objective.alpha, head.eps, module.net.backbone.drop_inner.p))
+        self.seen.append((factor.shape[-1], module.objective.alpha, head.eps, module.net.backbone.drop_inner.p))
 
 
 def test_phases_go_from_diagonal_to_low_rank_to_bayesian(make_net, make_trainer, data):

@@ -42,7 +42,7 @@ class Dropout(Method):
                 repeated = x.repeat(count, *(1,) * (x.dim() - 1))
                 together = member.gaussian(repeated, None if mask is None else mask.repeat(count, 1))
             for i in range(count):
-                yield Gaussian(*(None if t is None else t[i * B : (i + 1) * B] for t in together))  # type: ignore[arg-type]
+                yield Gaussian(*(t[i * B : (i + 1) * B] for t in together))
 
 
 def layers(net: nn.Module) -> list[_DropoutNd]:

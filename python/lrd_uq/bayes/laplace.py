@@ -90,8 +90,6 @@ def curvature(net: GaussianNet, batch: Batch) -> Tensor:
     features = net.backbone(batch.input)
     mask = None if batch.mask is None else head.flat(batch.mask)
     _, factor, diag = head.gaussian(head(features), mask)
-    if factor is None:
-        factor = diag.new_zeros(*diag.shape, 0)
     features = head.positions_last(features).to(diag)  # [B, C, positions]
     B, _, positions = features.shape
     columns = torch.cat([features, torch.ones_like(features[:, :1])], 1)  # [B, C + 1, positions]

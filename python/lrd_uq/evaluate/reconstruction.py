@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 
-def unexplained_error(factor: Tensor | None, error: Tensor) -> Tensor:
+def unexplained_error(factor: Tensor, error: Tensor) -> Tensor:
     """`|e - Q Q^T e| / |e|` with Q an orthonormal basis of the columns of `factor` [B, S, R], of errors [B, S]: [B].
 
     1 without columns, 0 where the error is a combination of them.
     """
-    if factor is None or factor.shape[-1] == 0:
+    if factor.shape[-1] == 0:
         return error.new_ones(len(error))
     basis = torch.linalg.qr(factor.double()).Q
     left = error.double() - (basis @ (basis.mT @ error.double()[..., None]))[..., 0]

@@ -49,14 +49,14 @@ class Predictions(NamedTuple):
     """T predictions of B images."""
 
     means: Tensor  # [T, B, S]
-    factors: Tensor | None  # [T, B, S, R]
+    factors: Tensor  # [T, B, S, R]
     diags: Tensor  # [T, B, S]
 
 
 def collect(method: Method, net: nn.Module, x: Tensor, T: int, mask: Tensor | None) -> Predictions:
     """T predictions side by side, for scores that need them all at once."""
     means, factors, diags = zip(*method.sample_predictions(net, x, T, mask=mask), strict=True)
-    stacked = None if factors[0] is None else torch.stack([f.mT for f in factors]).mT  # rank-major stays so
+    stacked = torch.stack([factor.mT for factor in factors]).mT  # stays rank-major
     return Predictions(torch.stack(means), stacked, torch.stack(diags))
 
 
@@ -123,9 +123,8 @@ def _predictives(predictions: Predictions, target: Tensor, mask: Tensor, ranks: 
         return
     for key, gaussian in kept_columns(joint, ranks):
         yield _score(key, gaussian, target, mask)
-    # The mixture that the joint has mean and covariance of.
-    columns = means.new_zeros(*means.shape, 0) if factors is None else factors
-    yield Row("mixture", lrd.mixture_log_prob(target, means, columns, diags, mask=mask), None)
+    # The joint Gaussian has the mean and covariance of this mixture.
+    yield Row("mixture", lrd.mixture_log_prob(target, means, factors, diags, mask=mask), None)
 
 
 def _without_factor(gaussian: lrd.LowRankMultivariateNormal) -> lrd.LowRankMultivariateNormal:
