@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningCLI
 
-Options = Mapping[str, tuple[object, object]]  # name -> type and default; None where it must be given
-CONFIGS = Path(__file__).with_name("configs")
+    from lrd_uq.settings import Options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def fit(words: list[str]) -> None:
     """Trains, or goes on with what a killed run left."""
-    from lrd_uq import runs
+    from lrd_uq import runs, settings
 
-    cli = _configured(words, {}, writes=True)
+    cli = settings.configure(words, writes=True)
     folder = Path(cli.config["run"])
     refuse_other_settings(folder, cli.parser.dump(cli.config, skip_validation=True))
     cli.parser.save(cli.config, folder / "config.yaml", overwrite=True, skip_validation=True)
@@ -186,7 +184,7 @@ def demo(words: list[str]) -> None:
 
 def _trained(words: list[str], options: Options) -> LightningCLI:
     """Configured as the run was, with its weights."""
-    from lrd_uq import runs
+    from lrd_uq import runs, settings
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--run=") else [word])]
     if "--run" in words[:-1] and "--config" not in words and "--help" not in words:
@@ -194,60 +192,9 @@ def _trained(words: list[str], options: Options) -> LightningCLI:
         if not saved.exists():
             raise FileNotFoundError(f"{saved.parent} is no run: it has no config.yaml")
         words = ["--config", str(saved), *words]
-    cli = _configured(words, options)
+    cli = settings.configure(words, options)
     runs.load_weights(cli.model, Path(cli.config["run"]))
     return cli
-
-
-def _configured(words: list[str], options: Options, writes: bool = False) -> LightningCLI:
-    """Model, data and trainer as config files and options say; one that `writes` logs and keeps checkpoints."""
-    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-
-    from lrd_uq import (
-        extra,
-        runs,
-    )
-    from lrd_uq.module import JointUncertainty
-
-    class Configured(LightningCLI):
-        def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-            parser.add_argument("--run", type=str, default="runs/latest", help="the run's folder")
-            for name, (kind, default) in options.items():
-                parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
-
-        def instantiate_trainer(self, **settings: Any) -> extra.lightning.pytorch.Trainer:
-            chosen, folder = self.config_init["trainer"], Path(self.config_init["run"])
-            own: dict[str, Any] = {"logger": False, "enable_checkpointing": False}
-            if writes:
-                folder.mkdir(parents=True, exist_ok=True)
-                given = chosen["logger"] if isinstance(chosen["logger"], list) else [chosen["logger"]]
-                loggers = [runs.logger(folder), *(one for one in given if not isinstance(one, (bool, type(None))))]
-                kept = runs.callbacks(folder, self.config_init["seed_everything"])
-                own = {"logger": loggers, "callbacks": [*(chosen["callbacks"] or []), *kept]}
-            return super().instantiate_trainer(**own, **settings)
-
-    warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended")  # its words are told to it here
-    return Configured(
-        JointUncertainty,
-        datamodule_class=None,
-        subclass_mode_data=True,
-        args=[_shipped(word, before) for before, word in zip(["", *words], words, strict=False)],
-        run=False,
-        save_config_callback=None,
-        seed_everything_default=0,
-        trainer_defaults={"enable_model_summary": False, "max_epochs": -1, "use_distributed_sampler": False},
-    )
-
-
-def _shipped(word: str, before: str) -> str:
-    """A config's path: a file, or one of the package's own by name."""
-    if before != "--config" or Path(word).exists():
-        return word
-    own = CONFIGS / (word if word.endswith(".yaml") else f"{word}.yaml")
-    if not own.exists():
-        names = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
-        raise FileNotFoundError(f"there is no config {word}; the package has {names}")
-    return str(own)
 
 
 if __name__ == "__main__":

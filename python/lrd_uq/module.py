@@ -72,7 +72,7 @@ class JointUncertainty(L.pytorch.LightningModule):
         """Settings of a phase of training; None leaves one alone."""
         for head in self.heads:
             if rank is not None:
-                head.rank_in_use = min(rank, head.rank)
+                head.rank_in_use = head.rank if rank < 0 else min(rank, head.rank)
             if eps is not None and isinstance(head, DiagonalHead):
                 head.eps = eps
         if alpha is not None:

@@ -16,7 +16,7 @@ class Phase:
 
     Args:
         start: first step, or as a number below 1 the share of all steps.
-        rank: columns of the factor in use; 0 for a diagonal Gaussian.
+        rank: number of factor columns in use: 0 for a diagonal Gaussian, -1 for all columns of the head.
         alpha: weight of the likelihood.
         eps: floor of the diagonal.
         bayesian: whether the method's randomness is on.

@@ -14,10 +14,10 @@ from PIL import Image
 from realdata import colours, write_celeba, write_chairs, write_nyu
 
 import lrd_kernels as lrd
-from lrd_uq import cli, runs
+from lrd_uq import cli, runs, settings
 from lrd_uq.data import load_digits
 
-CONFIGS = sorted(file.stem for file in cli.CONFIGS.glob("*.yaml"))
+CONFIGS = settings.shipped_configs()
 SMALL = ["--data.init_args.train", "64", "--data.init_args.val", "20", "--data.init_args.test", "12"]
 SHORT = ["--data.init_args.steps_per_epoch", "3", "--trainer.max_steps", "6", "--trainer.log_every_n_steps", "1"]
 SHORT += ["--trainer.enable_progress_bar", "false", "--trainer.num_sanity_val_steps", "0"]
@@ -91,13 +91,36 @@ def test_panel_of_a_task_without_pictures(config, tmp_path, capsys):
     assert "has no predictions for folders of files" in capsys.readouterr().err
 
 
+def test_own_config_starts_from_the_base(tmp_path):
+    """Trainer settings that a config leaves out are the base's; `callbacks` replaces callbacks, `callbacks+` adds."""
+    own = tmp_path / "own.yaml"
+    text = _text("digits_dropout").partition("trainer:")[0]
+
+    def trainer(*lines):
+        own.write_text("\n".join([text, *lines]))
+        return settings.configure(["--config", str(own)]).config["trainer"]
+
+    def names(trainer):
+        return [callback["class_path"].rpartition(".")[2] for callback in trainer["callbacks"]]
+
+    base = trainer()
+    assert (base["gradient_clip_val"], base["max_epochs"]) == (1.0, -1)
+    assert names(base) == ["GradientFilter", "CovarianceMonitor", "Phases"]
+    changed = trainer(
+        "trainer:", "  gradient_clip_val: 0.5", "  callbacks: [{class_path: lrd_uq.monitors.GradientFilter}]"
+    )
+    assert (changed["gradient_clip_val"], names(changed)) == (0.5, ["GradientFilter"])
+    added = trainer("trainer:", "  callbacks+: [{class_path: LearningRateMonitor}]")
+    assert names(added) == [*names(base), "LearningRateMonitor"]
+
+
 def test_there_is_a_config_for_every_method():
     methods = {name.split("class_path: lrd_uq.bayes.")[1].split()[0] for name in map(_text, CONFIGS)}
     assert methods == {"Method", "Dropout", "Variational", "Ensemble", "Swag", "Laplace"}
 
 
 def _text(config):
-    return (cli.CONFIGS / f"{config}.yaml").read_text()
+    return (settings.CONFIGS / f"{config}.yaml").read_text()
 
 
 @pytest.fixture(scope="module")

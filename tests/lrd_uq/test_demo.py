@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from lrd_uq import cli, demo, demo_report, plots
+from lrd_uq import cli, demo, demo_report, plots, settings
 from lrd_uq.bayes import Dropout, predict_joint
 from lrd_uq.data.inpainting import DigitInpainting
 from lrd_uq.evaluate import Evaluation, Row
@@ -72,8 +72,8 @@ def test_ordering_that_fails_is_said(tmp_path):
 def test_networks_are_the_configs_ones(tmp_path):
     """The demo trains what `lrd-uq fit` trains with the shipped config."""
     spec = demo.specs(tmp_path, 1000, 0, 64, 200)[0]
-    cli_module = cli._configured(["--config", "digits_dropout"], {}).model
-    ours = spec.module()
+    cli_module = settings.configure(["--config", "digits_dropout"]).model
+    ours = spec.configure().model
     assert {k: v.shape for k, v in ours.net.named_parameters()} == {
         k: v.shape for k, v in cli_module.net.named_parameters()
     }

@@ -32,7 +32,7 @@ def test_phases_go_from_diagonal_to_low_rank_to_bayesian(make_net, make_trainer,
         [
             Phase(0, rank=0, alpha=0.0625, bayesian=False),
             Phase(3, rank=2),
-            Phase(0.6, rank=4, alpha=0.125, eps=0.0025, bayesian=True, ramp=1),
+            Phase(0.6, rank=-1, alpha=0.125, eps=0.0025, bayesian=True, ramp=1),
         ]
     )
     module = JointUncertainty(make_net(dropout=0.3), Dropout())
