@@ -1,14 +1,14 @@
-"""`lrd-uq fit | evaluate | predict | panel | diagnose | demo`: runs are folders, settings are YAML files.
+"""Train, evaluate and inspect networks with low-rank Gaussian outputs.
 
-    lrd-uq fit --config digits_dropout.yaml --run runs/dropout      # again after a kill: it goes on
-    lrd-uq evaluate --run runs/dropout
-    lrd-uq predict --run runs/dropout --images folder
-    lrd-uq panel --run runs/dropout --items '[0,1,2]'
-    lrd-uq diagnose --run runs/dropout
-    lrd-uq demo
+    lrd-uq fit --config digits_dropout --run runs/dropout    # train; after an interruption, the same command resumes
+    lrd-uq evaluate --run runs/dropout                       # score the test data
+    lrd-uq predict --run runs/dropout --images folder        # predict every picture of a folder
+    lrd-uq panel --run runs/dropout --items '[0,1,2]'        # draw test items
+    lrd-uq diagnose --run runs/dropout                       # check how well conditioned the covariances are
+    lrd-uq demo                                              # train and compare five networks on MNIST inpainting
 
-A config may be a file, or the name of one that comes with the package. Every setting of it can be given as an option,
-as in `--model.alpha 0.25`; `lrd-uq fit --help` lists them.
+A run is a folder. A config is a YAML file or the name of one that comes with the package. Every setting is also a
+command-line option, for example `--model.alpha 0.25`; `lrd-uq fit --help` lists them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fit(words: list[str]) -> None:
-    """Trains, or goes on with what a killed run left."""
+    """Trains a network, or resumes an interrupted run."""
     from lrd_uq import runs, settings
 
     cli = settings.configure(words, writes=True)
@@ -59,7 +59,7 @@ def fit(words: list[str]) -> None:
 
 
 def refuse_other_settings(folder: Path, config: str) -> None:
-    """What a run is of must not change when it goes on: its weights would be those of neither."""
+    """Raises if a run is resumed with another model, other data or another seed than it was started with."""
     import yaml
 
     from lrd_uq import runs
@@ -71,13 +71,13 @@ def refuse_other_settings(folder: Path, config: str) -> None:
     changed = [name for name in ("seed_everything", "model", "data") if before.get(name) != now.get(name)]
     if changed:
         raise ValueError(
-            f"{folder} holds a run with another {', '.join(changed)}: give the same settings to go on with it, or"
-            " another --run"
+            f"{folder} holds a run with another {', '.join(changed)}: use the same settings to resume it, or another"
+            " --run for a new one"
         )
 
 
 def evaluate(words: list[str]) -> None:
-    """Scores a run on its test data: a table, and evaluation.json in the run's folder."""
+    """Scores a run on its test data: prints a table and writes evaluation.json into the run's folder."""
     import torch
 
     from lrd_uq import evaluate as scores
@@ -91,7 +91,7 @@ def evaluate(words: list[str]) -> None:
     found = scores.evaluate(module.method, module.net, batch, cli.config["samples"], cli.config["ranks"])
     print(
         f"{len(batch.target)} items of the {cli.config['part']} data, nats per item; RMSE {found.rmse:.4f},"
-        f" error outside a prediction's columns {found.unexplained:.2f}"
+        f" share of the error outside the factor's columns {found.unexplained:.2f}"
     )
     print("\n".join(scores.table(list(found.rows.items()))))
     if "expected" in found.rows:
@@ -110,7 +110,7 @@ def evaluate(words: list[str]) -> None:
 
 
 def predict(words: list[str]) -> None:
-    """Arrays and pictures for a folder of files."""
+    """Predicts every file of a folder, and writes arrays and pictures."""
     import torch
 
     from lrd_uq.predict import predict_folder
@@ -125,8 +125,8 @@ def predict(words: list[str]) -> None:
 
 
 def panel(words: list[str]) -> None:
-    """A picture of test items: input, truth, prediction, variances and leading modes; or, where their outputs are no
-    pictures, how certain sums of them are."""
+    """Draws test items: input, truth, prediction, variances and leading modes. If the outputs are not pictures, draws
+    running sums of them with 90 % intervals."""
     import torch
 
     from lrd_uq import plots
@@ -154,7 +154,7 @@ def panel(words: list[str]) -> None:
 
 
 def diagnose(words: list[str]) -> None:
-    """How near the edge the predicted covariances are: in words, and over the steps as a picture."""
+    """Reports how well conditioned the predicted covariances are, and plots condition numbers over the steps."""
     import lrd_kernels as lrd
     from lrd_uq import plots, runs
     from lrd_uq.heads import DiagonalHead
@@ -165,7 +165,7 @@ def diagnose(words: list[str]) -> None:
     head = cli.model.heads[0]
     distribution = gaussian.distribution()
     factor, diag = distribution.cov_factor.detach(), distribution.cov_diag.detach()
-    if mask is not None and bool((mask == mask[:1]).all()):  # the outputs that exist, where they are the same for all
+    if mask is not None and bool((mask == mask[:1]).all()):  # one mask for all items: drop what it hides
         factor, diag = factor[:, mask[0]], diag[:, mask[0]]
     print(lrd.diagnose(factor, diag, eps=head.eps if isinstance(head, DiagonalHead) else None))
     series = runs.read_metrics(folder)
@@ -176,21 +176,21 @@ def diagnose(words: list[str]) -> None:
 
 
 def demo(words: list[str]) -> None:
-    """Trains and compares diagonal and low-rank networks on MNIST inpainting; a report in reports/demo."""
+    """Trains and compares diagonal and low-rank networks on MNIST inpainting; writes a report to reports/demo."""
     from lrd_uq.demo import main as run_demo
 
     run_demo(words)
 
 
 def _trained(words: list[str], options: Options) -> LightningCLI:
-    """Configured as the run was, with its weights."""
+    """Model, data and trainer with the settings of a run, and the trained weights."""
     from lrd_uq import runs, settings
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--run=") else [word])]
     if "--run" in words[:-1] and "--config" not in words and "--help" not in words:
         saved = Path(words[words.index("--run") + 1]) / "config.yaml"
         if not saved.exists():
-            raise FileNotFoundError(f"{saved.parent} is no run: it has no config.yaml")
+            raise FileNotFoundError(f"{saved.parent} is not a run: it has no config.yaml")
         words = ["--config", str(saved), *words]
     cli = settings.configure(words, options)
     runs.load_weights(cli.model, Path(cli.config["run"]))

@@ -1,8 +1,8 @@
 """`lrd-uq demo`: MNIST inpainting with diagonal and low-rank U-Nets, deterministic and with Monte Carlo dropout.
 
-20 of 28 rows are hidden and predicted as one Gaussian. Prints and writes the held-out log-likelihood of every way to
-predict, whether the expected ordering holds, the calibration of the sum over the hidden region, and pictures. Settings
-were chosen on validation digits; the test digits are only scored.
+20 of 28 rows are hidden and predicted as one Gaussian. The report has the held-out log-likelihood of every kind of
+prediction, whether they are ordered as expected, the calibration of the sum over the hidden pixels, and pictures.
+Settings were chosen on validation digits; the test digits are only used for the scores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SCALED = ("--model.net.init_args.head.init_args.parametrisation", "scaled")
 SWEEP = (8, 16, 32, 64, 128)
-SUBJECTS = 3  # digits of the panel
+SUBJECTS = 3  # number of digits in the panel
 PANEL_RANK = 64
 
 
@@ -47,7 +47,7 @@ class Spec:
     seed: int
     samples: int
     images: int
-    diagonal: bool = False  # with a DiagonalHead in place of the config's low-rank head
+    diagonal: bool = False  # replace the low-rank head of the config by a DiagonalHead
     changes: tuple[str, ...] = ()  # further command-line options
     ranks: tuple[int, ...] = ()
 
@@ -56,7 +56,7 @@ class Spec:
         return self.output / "runs" / self.name
 
     def configure(self, writes: bool = False, callbacks: Sequence[L.pytorch.Callback] = ()) -> LightningCLI:
-        """Model, data and trainer; one that `writes` logs and keeps checkpoints."""
+        """Model, data and trainer (see `settings.configure`)."""
         values = {
             "config": self.config,
             "run": str(self.folder),
@@ -76,7 +76,7 @@ class Spec:
 
 
 class Scored(NamedTuple):
-    """A trained network's scores, and what it cost."""
+    """Scores of a trained network, and the time that they took."""
 
     evaluation: Evaluation
     validation: float  # log-likelihood with expected weights
@@ -86,7 +86,7 @@ class Scored(NamedTuple):
 
 
 def specs(output: Path, steps: int, seed: int, samples: int, images: int) -> list[Spec]:
-    """The longest first, so that two workers end together."""
+    """The networks of the demo. The slowest come first, to keep several workers busy until the end."""
     common: dict[str, Any] = {
         "output": output,
         "steps": steps,
@@ -104,7 +104,7 @@ def specs(output: Path, steps: int, seed: int, samples: int, images: int) -> lis
 
 
 class Progress(L.pytorch.Callback):
-    """A line now and then: several networks may be training at once."""
+    """Prints a line four times per training, instead of a progress bar: several networks may train at once."""
 
     def __init__(self, name: str, steps: int) -> None:
         self.name, self.steps, self.start = name, steps, time.monotonic()
@@ -122,23 +122,23 @@ class Progress(L.pytorch.Callback):
 
 
 def train_and_score(spec: Spec) -> Scored:
-    """All that one network costs: in a process of its own, with one thread."""
+    """Trains and scores one network with one thread; runs in a worker process."""
     torch.set_num_threads(1)
-    quiet()
+    silence_lightning()
     cli = spec.configure(writes=True, callbacks=[Progress(spec.name, spec.steps)])
     module, data, trainer = cli.model, cli.datamodule, cli.trainer
     start = time.monotonic()
     trainer.fit(module, datamodule=data)
     trained = time.monotonic()
-    torch.manual_seed(spec.seed)  # of the dropout masks
+    torch.manual_seed(spec.seed)  # for the dropout masks
     found = evaluate(module.method, module.net, data.part("test"), spec.samples, spec.ranks)
     validation = float(trainer.callback_metrics["val_log_prob"])
     filtered = int(trainer.callback_metrics["filtered_steps"])
     return Scored(found, validation, trained - start, time.monotonic() - trained, filtered)
 
 
-def quiet() -> None:
-    """lightning's advice is not the demo's."""
+def silence_lightning() -> None:
+    """Hides log messages and warnings of lightning."""
     import logging
     import warnings
 
@@ -149,7 +149,7 @@ def quiet() -> None:
 
 
 def draw_panel(spec: Spec, path: Path) -> None:
-    """The first test digits under a trained network."""
+    """Draws the first test digits with the predictions of a trained network."""
     cli = spec.configure()
     module, data = cli.model, cli.datamodule
     runs.load_weights(module, spec.folder)
@@ -166,12 +166,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Scored]:
         prog="lrd-uq demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--output", type=Path, default=Path("reports/demo"), help="where report and pictures go (reports/demo)")
-    add("--steps", type=_positive, default=1000, help="training steps of each network (1000)")
-    add("--samples", type=_positive, default=64, help="predictions of a network with dropout (64)")
-    add("--images", type=_positive, default=200, help="test digits (200)")
-    add("--workers", type=_positive, default=min(2, os.cpu_count() or 1), help="networks at a time (one per core, 2)")
-    add("--seed", type=int, default=0, help="of split, first weights and dropout (0)")
+    add("--output", type=Path, default=Path("reports/demo"), help="folder of the report (default: reports/demo)")
+    add("--steps", type=_positive, default=1000, help="training steps per network (default: 1000)")
+    add("--samples", type=_positive, default=64, help="predictions per image with dropout (default: 64)")
+    add("--images", type=_positive, default=200, help="number of test digits (default: 200)")
+    add(
+        "--workers",
+        type=_positive,
+        default=min(2, os.cpu_count() or 1),
+        help="networks trained at the same time (default: 2, or 1 on a single core)",
+    )
+    add("--seed", type=int, default=0, help="seed of split, initial weights and dropout (default: 0)")
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
     if options.samples < 2 or options.images < 2:

@@ -88,7 +88,7 @@ def test_panel_of_a_task_without_pictures(config, tmp_path, capsys):
     assert (tmp_path / "sums.png").stat().st_size > 10_000
     Image.fromarray(colours(0, 8, 8)).save(tmp_path / "a.png")
     assert cli.main(["predict", f"--run={tmp_path / 'run'}", "--images", str(tmp_path)]) == 1
-    assert "has no predictions for folders of files" in capsys.readouterr().err
+    assert "cannot predict from files" in capsys.readouterr().err
 
 
 def test_own_config_starts_from_the_base(tmp_path):
@@ -208,7 +208,7 @@ def test_mistakes_are_told_in_a_line(tmp_path, capsys):
     assert cli.main(["fit", "--config", "no_such_config"]) == 1
     assert f"there is no config no_such_config; the package has {', '.join(CONFIGS)}" in capsys.readouterr().err
     assert cli.main(["evaluate", "--run", str(tmp_path)]) == 1
-    assert "is no run: it has no config.yaml" in capsys.readouterr().err
+    assert "is not a run: it has no config.yaml" in capsys.readouterr().err
 
 
 def test_finished_run_is_left_as_it_is(run):

@@ -9,7 +9,7 @@ import torch
 
 from lrd_uq.data import digits, load_digits, load_mnist, read_idx
 from lrd_uq.data.inpainting import DigitInpainting
-from lrd_uq.data.order import StepOrder
+from lrd_uq.data.order import ResumableBatchSampler
 
 
 def idx(array):
@@ -153,7 +153,7 @@ def test_bad_rows_are_named():
 
 def walk(steps, epochs, **options):
     batches = []
-    order = StepOrder(100, 10, steps, position=lambda: len(batches), **options)
+    order = ResumableBatchSampler(100, 10, steps, position=lambda: len(batches), **options)
     for _ in range(epochs):
         batches += list(order)
     return batches
@@ -180,4 +180,4 @@ def test_processes_share_every_batch():
 
 def test_batch_must_fit():
     with pytest.raises(ValueError, match="batch must be from 1 to the number of training items, 4; got 5"):
-        StepOrder(4, 5, None, 0)
+        ResumableBatchSampler(4, 5, None, 0)

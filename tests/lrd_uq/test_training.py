@@ -7,7 +7,7 @@ import torch
 
 from lrd_uq import runs
 from lrd_uq.bayes import Dropout, Ensemble, Variational
-from lrd_uq.data.order import StepOrder
+from lrd_uq.data.order import ResumableBatchSampler
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import DiagonalHead, LowRankHead, MeanHead, Output
 from lrd_uq.module import JointUncertainty, Step
@@ -151,7 +151,7 @@ def test_epochs_train_on_different_batches(make_net, make_trainer, data):
 
     watch = Watch()
     make_trainer(16, watch).fit(JointUncertainty(make_net()), datamodule=data)  # of 5 steps an epoch
-    order = StepOrder(128, 16, 16, 0)
+    order = ResumableBatchSampler(128, 16, 16, 0)
     wanted = [float(data.part("train").target[batch].sum()) for batch in order]
     assert list(watch.seen) == wanted
     assert len(set(watch.seen)) == 16

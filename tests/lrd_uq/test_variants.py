@@ -167,8 +167,8 @@ def test_swag_moments_are_those_of_the_snapshots(make_net, make_trainer, data):
     taken = []
     method = Swag(start=0.5, snapshots=5, columns=3)
     module = JointUncertainty(make_net(), method)
-    take = module.net.take
-    module.net.take = lambda: (taken.append(module.net.weights()), take())
+    snapshot = module.net.snapshot
+    module.net.snapshot = lambda: (taken.append(module.net.weights()), snapshot())
     make_trainer(20).fit(module, datamodule=data)
     weights = torch.stack(taken)
     assert len(weights) == 5
