@@ -38,7 +38,7 @@ PANEL_RANK = 64
 
 @dataclass(frozen=True)
 class Spec:
-    """One network of the demo: a shipped config and what the demo changes in it."""
+    """One network of the demo: a shipped config and changes to it."""
 
     name: str
     config: str

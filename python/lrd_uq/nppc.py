@@ -1,4 +1,4 @@
-"""Columns as principal components of the error (NPPC, Nehme et al. 2024), beside a diagonal learnt by likelihood.
+"""Columns as principal components of the error (NPPC, Nehme et al. 2024); the likelihood trains the diagonal.
 
 The columns of the factor are orthogonal, and the length of each should equal the standard deviation of the error along
 it. The error `e` is detached; with `p_r` a column and `q_r` its direction, the two losses are

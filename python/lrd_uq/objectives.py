@@ -22,7 +22,7 @@ class Losses(NamedTuple):
     total: Tensor
     identity: Tensor  # L_I
     low_rank: Tensor  # L_lrd
-    factor_loss: Tensor  # of the factor alone, before its weight: the mean over outputs of sum_r P^2
+    factor_loss: Tensor  # term for the factor, before its weight: the mean over outputs of sum_r P^2
 
 
 class Objective:

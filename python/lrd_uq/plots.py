@@ -24,7 +24,7 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name -> steps 
 class Subject(NamedTuple):
     """One item of a panel."""
 
-    input: Tensor  # [C_in, H, W], what the network saw
+    input: Tensor  # [C_in, H, W]
     target: Tensor  # [C, H, W]; all NaN if the truth is not known
     mask: Tensor  # bool [C, H, W], True where outputs exist
     joint: lrd.JointNormal  # of one item, S = C H W
@@ -68,8 +68,8 @@ def panel(path: Path, subjects: Sequence[Subject]) -> None:
 
 def _draw_subject(figure: Figure, rows: Sequence[Sequence[Axes]], subject: Subject) -> None:
     joint, mask, style = subject.joint, subject.mask, subject.style
-    beside = subject.target if style.fills else torch.full_like(subject.target, torch.nan)
-    prediction = torch.where(mask, joint.loc.view(mask.shape), beside)
+    elsewhere = subject.target if style.fills else torch.full_like(subject.target, torch.nan)
+    prediction = torch.where(mask, joint.loc.view(mask.shape), elsewhere)
     truth = subject.target if style.fills else torch.where(mask, subject.target, torch.nan)
     style = style.like(truth)
     shown = {"input": style.seen(subject.input), "truth": style.picture(truth), "prediction": style.picture(prediction)}

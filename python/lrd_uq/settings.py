@@ -38,7 +38,7 @@ def configure(
             an option.
         options: further options of a command.
         writes: whether the trainer writes metrics and checkpoints into the run's folder.
-        callbacks: of the trainer, beside those of the config.
+        callbacks: further callbacks of a trainer that writes.
     """
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 

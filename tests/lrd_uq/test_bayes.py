@@ -1,4 +1,4 @@
-"""Bayesian methods: each has a real short training, draws that differ, expected weights or a reason, and a joint."""
+"""Bayesian methods: short trainings, draws, expected weights and joint Gaussians."""
 
 import copy
 import math
@@ -226,7 +226,7 @@ def test_networks_trained_apart_make_an_ensemble(make_net):
 
 
 def test_many_predictions_of_a_large_picture_fit_in_little_memory():
-    """T = 64 at S = 196608, R = 8: together the factors would take 403 MB; streamed, only a few columns are held."""
+    """T = 64, S = 196608, R = 8: all factors would take 403 MB; streamed, only a few columns are kept."""
     method = Dropout()
     net = wrap(nn.Sequential(nn.Conv2d(1, 4, 1), nn.Dropout2d(0.5)), LowRankHead(4, 8, 3))
     x = torch.rand(1, 1, 256, 256)
@@ -237,7 +237,7 @@ def test_many_predictions_of_a_large_picture_fit_in_little_memory():
 
 
 def predictions_alive(method, net, x, T):
-    """Most predictions that exist at a time while they are streamed."""
+    """The largest number of predictions alive at the same time."""
     import weakref
 
     references, most = [], 0

@@ -1,4 +1,4 @@
-"""The commands: every shipped config, a run from first step to report, and what is said of mistakes."""
+"""The command line: every shipped config, all commands on a run, and error messages."""
 
 import json
 import os
@@ -27,7 +27,7 @@ REAL = {"celeba_inpainting", "celeba_colourisation", "flying_chairs", "nyu_depth
 
 
 def few(config, folder):
-    """Options that make a config small; the paper's data sets are written into the folder."""
+    """Options that make a config small; writes files of the paper's data sets into the folder."""
     if config.startswith("digits"):
         split = [NET + "mean.init_args.channels", "6"] if "SplitNet" in _text(config) else []
         return [*FEW, *split]
@@ -64,7 +64,7 @@ def test_every_shipped_config_fits(config, tmp_path):
 
 @pytest.mark.parametrize("config", ["natural_inpainting", "natural_colourisation", "moving_layers", "rendered_rooms"])
 def test_pictures_of_every_task(config, tmp_path):
-    """The panel of a run, and predictions for files."""
+    """The panel of a run, and predictions from files."""
     fit(tmp_path / "run", config)
     picture = tmp_path / "panel.png"
     words = ["--items", "[1]", "--samples", "3", "--rank", "4", "--output", str(picture)]
@@ -81,7 +81,7 @@ def test_pictures_of_every_task(config, tmp_path):
 
 @pytest.mark.parametrize("config", ["cell_measurements", "regional_demand"])
 def test_panel_of_a_task_without_pictures(config, tmp_path, capsys):
-    """Sums of the outputs are drawn instead; there are no files to predict."""
+    """The panel draws sums of the outputs; prediction from files is an error."""
     fit(tmp_path / "run", config)
     words = ["--samples", "3", "--items", "[0,4]", "--output", str(tmp_path / "sums.png")]
     assert cli.main(["panel", f"--run={tmp_path / 'run'}", *words]) == 0
@@ -92,7 +92,7 @@ def test_panel_of_a_task_without_pictures(config, tmp_path, capsys):
 
 
 def test_own_config_starts_from_the_base(tmp_path):
-    """Trainer settings that a config leaves out are the base's; `callbacks` replaces callbacks, `callbacks+` adds."""
+    """A config inherits trainer settings from the base; `callbacks` replaces its callbacks, `callbacks+` adds."""
     own = tmp_path / "own.yaml"
     text = _text("digits_dropout").partition("trainer:")[0]
 
@@ -222,7 +222,7 @@ def test_finished_run_is_left_as_it_is(run):
 
 @pytest.mark.slow
 def test_killed_and_started_again_ends_with_the_same_weights(tmp_path):
-    """kill -9 amid training, then the same command: the weights of a run that nobody killed, to the last bit."""
+    """After kill -9 and a restart, the final weights are bitwise those of an uninterrupted run."""
 
     def command(name):
         words = ["-m", "lrd_uq.cli", "fit", "--config", "digits_dropout", "--run", str(tmp_path / name), *FEW]

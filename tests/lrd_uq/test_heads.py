@@ -1,4 +1,4 @@
-"""Heads: what they emit, in which memory, and that their loss is that of the Gaussian they stand for."""
+"""Heads: shapes and memory layout of the outputs, and the loss against the density of the Gaussian."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_shapes_and_memory(layout, parametrisation):
 
 
 def test_factor_reaches_the_kernel_where_the_product_wrote_it(monkeypatch):
-    """No transpose or copy between the head's product and the loss."""
+    """The factor is not transposed or copied between the product in the head and the loss."""
     written, read = [], []
     bmm, nll_loss = torch.bmm, lrd.nll_loss
     monkeypatch.setattr(torch, "bmm", lambda *a: written.append(bmm(*a)) or written[-1])

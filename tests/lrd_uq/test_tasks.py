@@ -1,4 +1,4 @@
-"""The tasks: files of the true formats, whole and broken; data with no download; what a network can learn of each."""
+"""The tasks: valid and corrupt files in the formats of the data sets, and generated data."""
 
 import itertools
 
@@ -209,7 +209,7 @@ def test_photographs_of_the_parts_do_not_overlap():
 
 
 def test_flow_of_moving_layers_is_exact():
-    """Warped back along its flow, the second frame is the first one, but where something came before it."""
+    """The second frame, warped back along the flow, equals the first, except at occlusions."""
     errors = []
     for seed in range(6):
         first, second, flow = moving_layers((48, 64), 2, 0, torch.Generator().manual_seed(seed))
@@ -226,7 +226,7 @@ def test_flow_of_moving_layers_is_exact():
 
 
 def test_distances_of_a_room():
-    """No wall is nearer than the camera allows, distances vary, and holes are few."""
+    """Distances are plausible and vary, and there are few holes."""
     for seed in range(5):
         picture, metres, known = room((48, 64), 0, torch.Generator().manual_seed(seed))
         assert picture.shape == (3, 48, 64)

@@ -16,7 +16,7 @@ from lrd_uq.phases import Phase, Phases
 
 
 class Record(L.pytorch.Callback):
-    """What held at each step."""
+    """Records the settings at each step."""
 
     def __init__(self):
         self.seen = []
@@ -189,7 +189,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, make_net, make_trainer, d
 
 @pytest.mark.slow
 def test_two_processes_train_together(make_net, make_trainer, data):
-    """Each takes half of every batch, and the mean of their gradients is that of the batch."""
+    """Each process takes half of every batch; the mean of their gradients is that of the batch."""
     alone, together, untrained = (JointUncertainty(make_net()) for _ in range(3))
     make_trainer(4).fit(alone, datamodule=data)
     make_trainer(4, strategy="ddp_fork", devices=2, use_distributed_sampler=False).fit(together, datamodule=data)

@@ -1,4 +1,4 @@
-"""Variants: split networks, orthogonal columns, NPPC, ranks, SWAG and Laplace; each with a real short training."""
+"""Variants: split networks, orthogonal columns, NPPC, ranks, SWAG and Laplace, each with a short training."""
 
 import pytest
 import torch
