@@ -1,30 +1,28 @@
-"""`lrd-uq fit | evaluate | predict | panel | diagnose | demo`: runs are folders, settings are YAML files.
+"""Train, evaluate and inspect networks with low-rank Gaussian outputs.
 
-    lrd-uq fit --config digits_dropout.yaml --run runs/dropout      # again after a kill: it goes on
-    lrd-uq evaluate --run runs/dropout
-    lrd-uq predict --run runs/dropout --images folder
-    lrd-uq panel --run runs/dropout --items '[0,1,2]'
-    lrd-uq diagnose --run runs/dropout
-    lrd-uq demo
+    lrd-uq fit --config digits_dropout --run runs/dropout    # train; after an interruption, the same command resumes
+    lrd-uq evaluate --run runs/dropout                       # score the test data
+    lrd-uq predict --run runs/dropout --images folder        # predict every picture of a folder
+    lrd-uq panel --run runs/dropout --items '[0,1,2]'        # draw test items
+    lrd-uq diagnose --run runs/dropout                       # check how well conditioned the covariances are
+    lrd-uq demo                                              # train and compare five networks on MNIST inpainting
 
-A config may be a file, or the name of one that comes with the package. Every setting of it can be given as an option,
-as in `--model.alpha 0.25`; `lrd-uq fit --help` lists them.
+A run is a folder. A config is a YAML file or the name of one that comes with the package. Every setting is also a
+command-line option, for example `--model.alpha 0.25`; `lrd-uq fit --help` lists them.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningCLI
 
-Options = Mapping[str, tuple[object, object]]  # name -> type and default; None where it must be given
-CONFIGS = Path(__file__).with_name("configs")
+    from lrd_uq.settings import Options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fit(words: list[str]) -> None:
-    """Trains, or goes on with what a killed run left."""
-    from lrd_uq import runs
+    """Trains a network, or resumes an interrupted run."""
+    from lrd_uq import runs, settings
 
-    cli = _configured(words, {}, writes=True)
+    cli = settings.configure(words, writes=True)
     folder = Path(cli.config["run"])
     refuse_other_settings(folder, cli.parser.dump(cli.config, skip_validation=True))
     cli.parser.save(cli.config, folder / "config.yaml", overwrite=True, skip_validation=True)
@@ -61,7 +59,7 @@ def fit(words: list[str]) -> None:
 
 
 def refuse_other_settings(folder: Path, config: str) -> None:
-    """What a run is of must not change when it goes on: its weights would be those of neither."""
+    """Raises if a run is resumed with another model, other data or another seed than it was started with."""
     import yaml
 
     from lrd_uq import runs
@@ -73,13 +71,13 @@ def refuse_other_settings(folder: Path, config: str) -> None:
     changed = [name for name in ("seed_everything", "model", "data") if before.get(name) != now.get(name)]
     if changed:
         raise ValueError(
-            f"{folder} holds a run with another {', '.join(changed)}: give the same settings to go on with it, or"
-            " another --run"
+            f"{folder} holds a run with another {', '.join(changed)}: use the same settings to resume it, or another"
+            " --run for a new one"
         )
 
 
 def evaluate(words: list[str]) -> None:
-    """Scores a run on its test data: a table, and evaluation.json in the run's folder."""
+    """Scores a run on its test data: prints a table and writes evaluation.json into the run's folder."""
     import torch
 
     from lrd_uq import evaluate as scores
@@ -93,7 +91,7 @@ def evaluate(words: list[str]) -> None:
     found = scores.evaluate(module.method, module.net, batch, cli.config["samples"], cli.config["ranks"])
     print(
         f"{len(batch.target)} items of the {cli.config['part']} data, nats per item; RMSE {found.rmse:.4f},"
-        f" error outside a prediction's columns {found.unexplained:.2f}"
+        f" share of the error outside the factor's columns {found.unexplained:.2f}"
     )
     print("\n".join(scores.table(list(found.rows.items()))))
     if "expected" in found.rows:
@@ -112,7 +110,7 @@ def evaluate(words: list[str]) -> None:
 
 
 def predict(words: list[str]) -> None:
-    """Arrays and pictures for a folder of files."""
+    """Predicts every file of a folder, and writes arrays and pictures."""
     import torch
 
     from lrd_uq.predict import predict_folder
@@ -127,8 +125,8 @@ def predict(words: list[str]) -> None:
 
 
 def panel(words: list[str]) -> None:
-    """A picture of test items: input, truth, prediction, variances and leading modes; or, where their outputs are no
-    pictures, how certain sums of them are."""
+    """Draws test items: input, truth, prediction, variances and leading modes. If the outputs are not pictures, draws
+    running sums of them with 90 % intervals."""
     import torch
 
     from lrd_uq import plots
@@ -156,7 +154,7 @@ def panel(words: list[str]) -> None:
 
 
 def diagnose(words: list[str]) -> None:
-    """How near the edge the predicted covariances are: in words, and over the steps as a picture."""
+    """Reports how well conditioned the predicted covariances are, and plots condition numbers over the steps."""
     import lrd_kernels as lrd
     from lrd_uq import plots, runs
     from lrd_uq.heads import DiagonalHead
@@ -167,7 +165,7 @@ def diagnose(words: list[str]) -> None:
     head = cli.model.heads[0]
     distribution = gaussian.distribution()
     factor, diag = distribution.cov_factor.detach(), distribution.cov_diag.detach()
-    if mask is not None and bool((mask == mask[:1]).all()):  # the outputs that exist, where they are the same for all
+    if mask is not None and bool((mask == mask[:1]).all()):  # one mask for all items: drop what it hides
         factor, diag = factor[:, mask[0]], diag[:, mask[0]]
     print(lrd.diagnose(factor, diag, eps=head.eps if isinstance(head, DiagonalHead) else None))
     series = runs.read_metrics(folder)
@@ -178,76 +176,25 @@ def diagnose(words: list[str]) -> None:
 
 
 def demo(words: list[str]) -> None:
-    """Trains and compares diagonal and low-rank networks on MNIST inpainting; a report in reports/demo."""
+    """Trains and compares diagonal and low-rank networks on MNIST inpainting; writes a report to reports/demo."""
     from lrd_uq.demo import main as run_demo
 
     run_demo(words)
 
 
 def _trained(words: list[str], options: Options) -> LightningCLI:
-    """Configured as the run was, with its weights."""
-    from lrd_uq import runs
+    """Model, data and trainer with the settings of a run, and the trained weights."""
+    from lrd_uq import runs, settings
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--run=") else [word])]
     if "--run" in words[:-1] and "--config" not in words and "--help" not in words:
         saved = Path(words[words.index("--run") + 1]) / "config.yaml"
         if not saved.exists():
-            raise FileNotFoundError(f"{saved.parent} is no run: it has no config.yaml")
+            raise FileNotFoundError(f"{saved.parent} is not a run: it has no config.yaml")
         words = ["--config", str(saved), *words]
-    cli = _configured(words, options)
+    cli = settings.configure(words, options)
     runs.load_weights(cli.model, Path(cli.config["run"]))
     return cli
-
-
-def _configured(words: list[str], options: Options, writes: bool = False) -> LightningCLI:
-    """Model, data and trainer as config files and options say; one that `writes` logs and keeps checkpoints."""
-    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-
-    from lrd_uq import (
-        extra,
-        runs,
-    )
-    from lrd_uq.module import JointUncertainty
-
-    class Configured(LightningCLI):
-        def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-            parser.add_argument("--run", type=str, default="runs/latest", help="the run's folder")
-            for name, (kind, default) in options.items():
-                parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
-
-        def instantiate_trainer(self, **settings: Any) -> extra.lightning.pytorch.Trainer:
-            chosen, folder = self.config_init["trainer"], Path(self.config_init["run"])
-            own: dict[str, Any] = {"logger": False, "enable_checkpointing": False}
-            if writes:
-                folder.mkdir(parents=True, exist_ok=True)
-                given = chosen["logger"] if isinstance(chosen["logger"], list) else [chosen["logger"]]
-                loggers = [runs.logger(folder), *(one for one in given if not isinstance(one, (bool, type(None))))]
-                kept = runs.callbacks(folder, self.config_init["seed_everything"])
-                own = {"logger": loggers, "callbacks": [*(chosen["callbacks"] or []), *kept]}
-            return super().instantiate_trainer(**own, **settings)
-
-    warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended")  # its words are told to it here
-    return Configured(
-        JointUncertainty,
-        datamodule_class=None,
-        subclass_mode_data=True,
-        args=[_shipped(word, before) for before, word in zip(["", *words], words, strict=False)],
-        run=False,
-        save_config_callback=None,
-        seed_everything_default=0,
-        trainer_defaults={"enable_model_summary": False, "max_epochs": -1, "use_distributed_sampler": False},
-    )
-
-
-def _shipped(word: str, before: str) -> str:
-    """A config's path: a file, or one of the package's own by name."""
-    if before != "--config" or Path(word).exists():
-        return word
-    own = CONFIGS / (word if word.endswith(".yaml") else f"{word}.yaml")
-    if not own.exists():
-        names = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
-        raise FileNotFoundError(f"there is no config {word}; the package has {names}")
-    return str(own)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """`lrd-uq demo`: MNIST inpainting with diagonal and low-rank U-Nets, deterministic and with Monte Carlo dropout.
 
-20 of 28 rows are hidden and predicted as one Gaussian. Prints and writes the held-out log-likelihood of every way to
-predict, whether the expected ordering holds, the calibration of the sum over the hidden region, and pictures. Settings
-were chosen on validation digits; the test digits are only scored.
+20 of 28 rows are hidden and predicted as one Gaussian. The report has the held-out log-likelihood of every kind of
+prediction, whether they are ordered as expected, the calibration of the sum over the hidden pixels, and pictures.
+Settings were chosen on validation digits; the test digits are only used for the scores.
 """
 
 from __future__ import annotations
@@ -17,60 +17,66 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lrd_uq import demo_report, plots, runs
-from lrd_uq.bayes import Dropout, Method
-from lrd_uq.data.inpainting import DigitInpainting
+from lrd_uq import demo_report, plots, runs, settings
 from lrd_uq.evaluate import Evaluation, evaluate
 from lrd_uq.extra import lightning as L
-from lrd_uq.heads import DiagonalHead, LowRankHead
-from lrd_uq.module import JointUncertainty
-from lrd_uq.monitors import CovarianceMonitor, GradientFilter
-from lrd_uq.nets import DigitsUNet, wrap
-from lrd_uq.phases import Phase, Phases
+from lrd_uq.heads import DiagonalHead
 from lrd_uq.predict import predict_item
 
-CHANNELS, RANK = 24, 8
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningCLI
+
+SCALED = ("--model.net.init_args.head.init_args.parametrisation", "scaled")
 SWEEP = (8, 16, 32, 64, 128)
-SUBJECTS = 3  # digits of the panel
+SUBJECTS = 3  # number of digits in the panel
 PANEL_RANK = 64
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One network of the demo, and all it needs to be trained anywhere."""
+    """One network of the demo: a shipped config and changes to it."""
 
     name: str
-    low_rank: bool
-    dropout: float
+    config: str
     output: Path
     steps: int
     seed: int
     samples: int
     images: int
-    parametrisation: str = "plain"
+    diagonal: bool = False  # replace the low-rank head of the config by a DiagonalHead
+    changes: tuple[str, ...] = ()  # further command-line options
     ranks: tuple[int, ...] = ()
 
     @property
     def folder(self) -> Path:
         return self.output / "runs" / self.name
 
-    def data(self) -> DigitInpainting:
-        return DigitInpainting(test=self.images, steps_per_epoch=min(50, self.steps), seed=self.seed)
-
-    def module(self) -> JointUncertainty:
-        torch.manual_seed(self.seed)
-        backbone = DigitsUNet(channels=CHANNELS, dropout=self.dropout)
-        low_rank = LowRankHead(CHANNELS, RANK, parametrisation=self.parametrisation)
-        head = low_rank if self.low_rank else DiagonalHead(CHANNELS)
-        return JointUncertainty(wrap(backbone, head), Dropout() if self.dropout else Method())
+    def configure(self, writes: bool = False, callbacks: Sequence[L.pytorch.Callback] = ()) -> LightningCLI:
+        """Model, data and trainer (see `settings.configure`)."""
+        values = {
+            "config": self.config,
+            "run": str(self.folder),
+            "seed_everything": self.seed,
+            "data.init_args.seed": self.seed,
+            "data.init_args.test": self.images,
+            "data.init_args.steps_per_epoch": min(50, self.steps),
+            "trainer.max_steps": self.steps,
+            "trainer.enable_progress_bar": "false",
+            "trainer.num_sanity_val_steps": 0,
+        }
+        words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+        cli = settings.configure([*words, *self.changes], writes=writes, callbacks=callbacks)
+        if self.diagonal:
+            cli.model.net.head = DiagonalHead(cli.model.net.head.channels)
+        return cli
 
 
 class Scored(NamedTuple):
-    """A trained network's scores, and what it cost."""
+    """Scores of a trained network, and the time that they took."""
 
     evaluation: Evaluation
     validation: float  # log-likelihood with expected weights
@@ -80,7 +86,7 @@ class Scored(NamedTuple):
 
 
 def specs(output: Path, steps: int, seed: int, samples: int, images: int) -> list[Spec]:
-    """The longest first, so that two workers end together."""
+    """The networks of the demo. The slowest come first, to keep several workers busy until the end."""
     common: dict[str, Any] = {
         "output": output,
         "steps": steps,
@@ -89,16 +95,16 @@ def specs(output: Path, steps: int, seed: int, samples: int, images: int) -> lis
         "images": images,
     }
     return [
-        Spec("low_rank_dropout", True, 0.2, ranks=SWEEP, **common),
-        Spec("low_rank_dropout_scaled", True, 0.2, parametrisation="scaled", **common),
-        Spec("diagonal_dropout", False, 0.2, **common),
-        Spec("low_rank", True, 0.0, **common),
-        Spec("diagonal", False, 0.0, **common),
+        Spec("low_rank_dropout", "digits_dropout", ranks=SWEEP, **common),
+        Spec("low_rank_dropout_scaled", "digits_dropout", changes=SCALED, **common),
+        Spec("diagonal_dropout", "digits_dropout", diagonal=True, **common),
+        Spec("low_rank", "digits_lowrank", **common),
+        Spec("diagonal", "digits_lowrank", diagonal=True, **common),
     ]
 
 
 class Progress(L.pytorch.Callback):
-    """A line now and then: several networks may be training at once."""
+    """Prints a line four times per training, instead of a progress bar: several networks may train at once."""
 
     def __init__(self, name: str, steps: int) -> None:
         self.name, self.steps, self.start = name, steps, time.monotonic()
@@ -116,49 +122,36 @@ class Progress(L.pytorch.Callback):
 
 
 def train_and_score(spec: Spec) -> Scored:
-    """All that one network costs: in a process of its own, with one thread."""
+    """Trains and scores one network with one thread; runs in a worker process."""
     torch.set_num_threads(1)
-    quiet()
-    spec.folder.mkdir(parents=True, exist_ok=True)
-    module, data = spec.module(), spec.data()
-    gradient_filter = GradientFilter()
-    callbacks = [gradient_filter, CovarianceMonitor(), Progress(spec.name, spec.steps)]
-    if spec.low_rank:
-        callbacks.append(Phases([Phase(0, rank=0), Phase(0.15, rank=RANK)]))
-    trainer = L.pytorch.Trainer(
-        accelerator="cpu",
-        max_steps=spec.steps,
-        max_epochs=-1,
-        gradient_clip_val=1.0,
-        log_every_n_steps=10,
-        logger=runs.logger(spec.folder),
-        callbacks=[*callbacks, *runs.callbacks(spec.folder, spec.seed)],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
+    silence_lightning()
+    cli = spec.configure(writes=True, callbacks=[Progress(spec.name, spec.steps)])
+    module, data, trainer = cli.model, cli.datamodule, cli.trainer
     start = time.monotonic()
     trainer.fit(module, datamodule=data)
     trained = time.monotonic()
-    torch.manual_seed(spec.seed)  # of the dropout masks
+    torch.manual_seed(spec.seed)  # for the dropout masks
     found = evaluate(module.method, module.net, data.part("test"), spec.samples, spec.ranks)
     validation = float(trainer.callback_metrics["val_log_prob"])
-    return Scored(found, validation, trained - start, time.monotonic() - trained, gradient_filter.filtered)
+    filtered = int(trainer.callback_metrics["filtered_steps"])
+    return Scored(found, validation, trained - start, time.monotonic() - trained, filtered)
 
 
-def quiet() -> None:
-    """lightning's advice is not the demo's."""
+def silence_lightning() -> None:
+    """Hides log messages and warnings of lightning."""
     import logging
     import warnings
 
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     for module in ("lightning", "torch.jit"):
         warnings.filterwarnings("ignore", module=rf"{module}.*")
 
 
 def draw_panel(spec: Spec, path: Path) -> None:
-    """The first test digits under a trained network."""
-    module, data = spec.module(), spec.data()
+    """Draws the first test digits with the predictions of a trained network."""
+    cli = spec.configure()
+    module, data = cli.model, cli.datamodule
     runs.load_weights(module, spec.folder)
     torch.manual_seed(spec.seed)
     items = data.dataset("test")
@@ -173,12 +166,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Scored]:
         prog="lrd-uq demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--output", type=Path, default=Path("reports/demo"), help="where report and pictures go (reports/demo)")
-    add("--steps", type=_positive, default=1000, help="training steps of each network (1000)")
-    add("--samples", type=_positive, default=64, help="predictions of a network with dropout (64)")
-    add("--images", type=_positive, default=200, help="test digits (200)")
-    add("--workers", type=_positive, default=min(2, os.cpu_count() or 1), help="networks at a time (one per core, 2)")
-    add("--seed", type=int, default=0, help="of split, first weights and dropout (0)")
+    add("--output", type=Path, default=Path("reports/demo"), help="folder of the report (default: reports/demo)")
+    add("--steps", type=_positive, default=1000, help="training steps per network (default: 1000)")
+    add("--samples", type=_positive, default=64, help="predictions per image with dropout (default: 64)")
+    add("--images", type=_positive, default=200, help="number of test digits (default: 200)")
+    add(
+        "--workers",
+        type=_positive,
+        default=min(2, os.cpu_count() or 1),
+        help="networks trained at the same time (default: 2, or 1 on a single core)",
+    )
+    add("--seed", type=int, default=0, help="seed of split, initial weights and dropout (default: 0)")
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
     if options.samples < 2 or options.images < 2:

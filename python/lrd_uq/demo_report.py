@@ -1,4 +1,4 @@
-"""What the demo found, in words, tables and numbers."""
+"""The demo's report: report.md and results.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lrd_uq import plots
-from lrd_uq.evaluate import Difference, Evaluation, Row, calibration, key_of, paired, table, verdict
+from lrd_uq.evaluate import Difference, Evaluation, Row, key_of, paired, summary, table, verdict
 
 
 class Scored(Protocol):
@@ -24,7 +24,7 @@ class Scored(Protocol):
     def filtered_steps(self) -> int: ...
 
 
-# Name in the table -> network and row, the last of which are the sweep's.
+# Name in the table -> network and key of its row.
 ROWS = {
     "D": ("diagonal", "single"),
     "LR+D": ("low_rank", "single"),
@@ -40,7 +40,7 @@ ROWS = {
     "scaled LR+D, MC dropout, joint, all columns": ("low_rank_dropout_scaled", "joint"),
 }
 
-# What the method promises: the first of each pair above the second.
+# Expected ordering: the first of each pair should score above the second.
 CLAIMS = (
     ("LR+D", "D"),
     ("D, MC dropout (variances alone)", "D"),
@@ -53,7 +53,7 @@ CLAIMS = (
 
 
 def rows_of(scored: Mapping[str, Scored]) -> dict[str, Row]:
-    """Every row of the report, the kept columns of the joint among them."""
+    """All rows of the report, including the truncated joint Gaussians."""
     rows = {name: scored[network].evaluation.rows[key] for name, (network, key) in ROWS.items()}
     for key, row in scored["low_rank_dropout"].evaluation.rows.items():
         if key.startswith("joint "):
@@ -63,7 +63,7 @@ def rows_of(scored: Mapping[str, Scored]) -> dict[str, Row]:
 
 
 def differences(rows: Mapping[str, Row]) -> dict[str, Difference]:
-    """Claim -> paired difference over the test digits."""
+    """Claim -> difference in log-likelihood, paired over the test digits."""
     return {f"{a} above {b}": paired(rows[a].log_probs, rows[b].log_probs) for a, b in CLAIMS}
 
 
@@ -80,7 +80,7 @@ def draw_sweep(path: Path, evaluation: Evaluation, ranks: Sequence[int]) -> None
 def write(
     output: Path, scored: Mapping[str, Scored], facts: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> list[str]:
-    """report.md and results.json; returns the lines that the demo prints."""
+    """Writes report.md and results.json, and returns the lines that the demo prints."""
     rows = rows_of(scored)
     claims = differences(rows)
     lines = [
@@ -102,18 +102,18 @@ def write(
         "",
         *lines,
         "",
-        "z is the error of the sum over the hidden pixels in standard deviations that the Gaussian gives that sum:"
-        " its root mean square should be 1, and 90 % of the digits should lie within the central 90 % interval."
-        ' "Variances alone" is the same Gaussian with its correlations left out. The mixture is what the joint has mean'
-        " and covariance of: what it scores more is what one Gaussian loses.",
+        "z is the error of the sum over the hidden pixels, divided by the standard deviation that the Gaussian predicts"
+        " for that sum: its root mean square should be 1, and 90 % of the digits should lie within the central 90 %"
+        ' interval. "Variances alone" is the same Gaussian without its correlations. The joint Gaussian has the mean'
+        " and covariance of the mixture: the difference between their scores is the cost of using a single Gaussian.",
         "",
         "![Input, truth, prediction, variances and modes](panel.png)",
         "",
-        "Orange: hidden from the network; white in the other pictures: seen, so not predicted."
-        " The first row of each digit has the modes of the joint covariance, the second"
-        " those of its aleatoric part (what every draw of the network is unsure of), the third of its epistemic part"
-        " (what the draws differ in). Along a mode, red pixels gain ink while blue ones lose it, or the reverse;"
-        " each has colours of its own scale, and its share of that part's variance above it.",
+        "Orange pixels are hidden from the network; white pixels in the other pictures were visible, so they are not"
+        " predicted. For each digit, the first row shows the modes of the joint covariance, the second those of its"
+        " aleatoric part (the uncertainty of each prediction), the third those of its epistemic part (the differences"
+        " between predictions). Along a mode, red pixels gain ink while blue ones lose it, or the reverse."
+        " Each mode has its own colour scale; the number above it is its share of the variance of that part.",
         "",
         "![Training curves](curves.png)",
         "",
@@ -135,7 +135,7 @@ def write(
     document = {
         "facts": dict(facts),
         "settings": dict(settings),
-        "rows": {name: _numbers(row) for name, row in rows.items()},
+        "rows": {name: summary(row) for name, row in rows.items()},
         "claims": {
             claim: {**difference._asdict(), "holds": difference.mean > 0} for claim, difference in claims.items()
         },
@@ -144,10 +144,3 @@ def write(
     }
     (output / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return lines
-
-
-def _numbers(row: Row) -> dict[str, float]:
-    numbers = {"mean": row.mean, "sd": row.sd}
-    if row.z is not None:
-        numbers |= {"rms_z": calibration(row.z).rms, "coverage": calibration(row.z).coverage}
-    return numbers

@@ -1,4 +1,4 @@
-"""lightning, in one place: where the training extra is missing, the error says how to get it."""
+"""Imports lightning and torchmetrics; the error without them says how to install the training extra."""
 
 try:
     import lightning

@@ -1,9 +1,9 @@
-"""From a backbone's feature map to the parameters of a Gaussian.
+"""Heads: from the feature map of a backbone to the parameters of a Gaussian.
 
-Outputs are channels first and flat: S = outputs x positions, whatever the positions are (pixels, voxels, nodes, time
-steps, or none at all). A head multiplies [outputs, channels] weights with [B, channels, positions] features, which is a
-convolution of size 1 in any number of dimensions and a linear layer on nodes, and always writes rank-major memory: the
-factor [B, R, S] goes to the kernels as `.mT`, never transposed or copied.
+Outputs are flattened, channels first: S = outputs x positions, where positions are pixels, voxels, nodes or time steps
+(1 for a table). A head multiplies [outputs, channels] weights with [B, channels, positions] features, which is a
+convolution of kernel size 1 in any number of dimensions, and a linear layer on nodes. The factor is always written in
+rank-major memory [B, R, S] and passed to the kernels as `.mT`, without a copy.
 """
 
 from __future__ import annotations
@@ -20,45 +20,44 @@ PARAMETRISATIONS = ("plain", "scaled")
 
 
 class Output(NamedTuple):
-    """What a head emits."""
+    """The raw output of a head."""
 
     mean: Tensor  # [B, S]
     raw_diag: Tensor | None  # [B, S], D = eps + exp(raw_diag); None for a mean-only head
-    factor: Tensor | None  # [B, S, R] on memory [B, R, S]: P, or F of P = sqrt(D) F; None where there is none
+    factor: Tensor  # [B, S, R] stored as [B, R, S]: P, or F of P = sqrt(D) F; R is 0 without a low-rank part
 
 
 class Gaussian(NamedTuple):
     """Parameters of `N(mean, diag(diag) + factor factor^T)`."""
 
     mean: Tensor  # [B, S]
-    factor: Tensor | None  # [B, S, R]
+    factor: Tensor  # [B, S, R]; R is 0 for a diagonal covariance
     diag: Tensor  # [B, S]
 
     def distribution(self) -> lrd.LowRankMultivariateNormal:
-        factor = self.mean.new_zeros(*self.mean.shape, 0) if self.factor is None else self.factor
-        return lrd.LowRankMultivariateNormal(self.mean, factor, self.diag, validate_args=False)
+        return lrd.LowRankMultivariateNormal(self.mean, self.factor, self.diag, validate_args=False)
 
 
 class MeanHead(nn.Module):
-    """Predicts the mean alone; its Gaussian has the identity as covariance.
+    """Predicts only the mean; the covariance is the identity.
 
     Args:
-        channels: of the feature map.
-        outputs: channels of what is predicted.
-        features_last: features come as [B, nodes, channels] (graph nodes, time steps) or [B, channels] (tables), and so
-            do targets, instead of [B, channels, ...].
+        channels: channels of the feature map.
+        outputs: channels of the prediction.
+        features_last: features and targets are [B, nodes, channels] (graph nodes, time steps) or [B, channels]
+            (tables) instead of [B, channels, ...].
     """
 
     rank = 0
-    rank_in_use = 0  # columns that are predicted at present
-    is_scaled = False  # whether the factor emitted is F of P = sqrt(D) F
+    rank_in_use = 0  # number of columns currently predicted
+    is_scaled = False  # whether the predicted factor is F of P = sqrt(D) F
 
     def __init__(self, channels: int, outputs: int = 1, *, features_last: bool = False) -> None:
         super().__init__()
         self.channels, self.outputs, self.features_last = channels, outputs, features_last
         self.mean_weight = nn.Parameter(torch.empty(outputs, channels))
         self.mean_bias = nn.Parameter(torch.empty(outputs))
-        MeanHead.reset_parameters(self)  # a subclass does its own, once it has its parameters
+        MeanHead.reset_parameters(self)  # subclasses reset their own parameters once these exist
 
     def reset_parameters(self) -> None:
         self._reset(self.mean_weight)
@@ -68,60 +67,61 @@ class MeanHead(nn.Module):
         nn.init.uniform_(weight, -1 / math.sqrt(self.channels), 1 / math.sqrt(self.channels))
 
     def forward(self, features: Tensor) -> Output:
-        # A density wants float32, also where the backbone ran in less.
+        # Densities need float32, even if the backbone ran in lower precision.
         with torch.autocast(features.device.type, enabled=False):
             return self._emit(self.positions_last(features).to(self.mean_weight.dtype))
 
     def _emit(self, features: Tensor) -> Output:
-        return Output(self._affine(self.mean_weight, self.mean_bias, features), None, None)
+        mean = self._affine(self.mean_weight, self.mean_bias, features)
+        return Output(mean, None, mean.new_zeros(*mean.shape, 0))
 
     @staticmethod
     def _affine(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-        return torch.baddbmm(bias[:, None], _for_each(weight, features), features).flatten(1)  # [B, S]
+        return torch.baddbmm(bias[:, None], _expand(weight, features), features).flatten(1)  # [B, S]
 
     def positions_last(self, tensor: Tensor) -> Tensor:
-        """[B, C, positions] of a tensor in the layout of the features, as a view where its memory allows."""
+        """Reshapes a tensor in the layout of the features to [B, C, positions], as a view where possible."""
         if not self.features_last:
             return tensor.flatten(2) if tensor.dim() > 2 else tensor[..., None]
         return tensor.flatten(1, -2).mT if tensor.dim() > 2 else tensor[..., None]
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """A target or mask in the layout of the features as [B, S], outputs in the head's order."""
+        """Flattens a target or mask in the layout of the features to [B, S], in the order of the head's outputs."""
         return self.positions_last(tensor).flatten(1)
 
     def settle(self, output: Output, mask: Tensor | None = None) -> Output:
-        """An output with all done to it that depends on which outputs exist; done again, it changes nothing."""
+        """Applies the operations that depend on the mask (Gram-Schmidt, if the columns are orthogonal). Idempotent."""
         return output
 
     def gaussian(self, output: Output, mask: Tensor | None = None) -> Gaussian:
-        """The Gaussian of an output.
+        """The Gaussian that an output describes.
 
-        Where `mask` [B, S] is False, mean and factor are 0 and the diagonal 1: outputs that do not exist add nothing to
-        traces, modes and truncations.
+        Where `mask` [B, S] is False, mean and factor are 0 and the diagonal is 1, so that missing outputs do not
+        contribute to traces, modes and truncations.
         """
         output = self.settle(output, mask)
         diag = self.diag(output)
         factor = output.factor
-        if factor is not None and self.is_scaled:
+        if self.is_scaled:
             factor = (factor.mT * diag.sqrt()[:, None]).mT
         if mask is None:
             return Gaussian(output.mean, factor, diag)
-        if factor is not None:
-            factor = torch.where(mask[:, None], factor.mT, 0).mT
+        factor = torch.where(mask[:, None], factor.mT, 0).mT
         return Gaussian(torch.where(mask, output.mean, 0), factor, torch.where(mask, diag, 1))
 
     def diag(self, output: Output) -> Tensor:
         return torch.ones_like(output.mean)
 
     def low_rank_variance(self, output: Output) -> Tensor:
-        """Diagonal of `P P^T`: [B, S]."""
-        if output.factor is None:
-            return torch.zeros_like(output.mean)
+        """The diagonal of `P P^T`: [B, S]."""
         squares = output.factor.square().sum(-1)
         return squares * self.diag(output) if self.is_scaled else squares
 
     def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Negative log-density of `target` [B, S] per existing output: [B]. A bad item is NaN, with zero gradients."""
+        """Negative log-density of `target` [B, S] per existing output: [B].
+
+        An invalid item gives NaN, with zero gradients.
+        """
         residual = existing(target - output.mean, mask)
         count = residual.shape[-1] if mask is None else mask.sum(-1).clamp(min=1)
         return 0.5 * residual.square().sum(-1) / count + 0.5 * math.log(2 * math.pi)
@@ -131,8 +131,8 @@ class DiagonalHead(MeanHead):
     """Predicts mean and variance of every output, `D = eps + exp(raw)`.
 
     Args:
-        eps: the least variance. It may change while training, and is saved with the weights.
-        initial_raw: the bias that `raw` starts from.
+        eps: smallest variance. It may change during training, and is saved with the weights.
+        initial_raw: initial bias of `raw`.
     """
 
     def __init__(
@@ -164,10 +164,8 @@ class DiagonalHead(MeanHead):
 
     def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
         assert output.raw_diag is not None
-        factor = output.mean.new_zeros(*output.mean.shape, 0) if output.factor is None else output.factor
-        return lrd.nll_loss(
-            output.mean, output.raw_diag, factor, target, eps=self.eps, mask=mask, reduction="none", on_failure="nan"
-        )
+        options: dict[str, Any] = {"eps": self.eps, "mask": mask, "reduction": "none", "on_failure": "nan"}
+        return lrd.nll_loss(output.mean, output.raw_diag, output.factor, target, **options)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"eps": self.eps, "rank_in_use": self.rank_in_use}
@@ -180,11 +178,11 @@ class LowRankHead(DiagonalHead):
     """Predicts mean, diagonal and a factor of `rank` columns.
 
     Args:
-        rank: columns of the factor. `rank_in_use` of them are predicted: a schedule may begin with 0.
+        rank: columns of the factor. Only `rank_in_use` of them are predicted: training may start with 0.
         parametrisation: "plain" for `D + P P^T`, or "scaled" for `sqrt(D) (I + F F^T) sqrt(D)`, whose capacitance
-            `I + F^T F` does not depend on D.
-        initial_factor: scale of the factor's first weights, beside those of the mean.
-        orthogonal: makes the columns orthogonal by Gram and Schmidt's process, over the outputs that exist.
+            matrix `I + F^T F` does not depend on D.
+        initial_factor: scale of the factor's initial weights, relative to those of the mean.
+        orthogonal: orthogonalise the columns (Gram-Schmidt) over the outputs that exist.
     """
 
     def __init__(
@@ -201,7 +199,7 @@ class LowRankHead(DiagonalHead):
         features_last: bool = False,
     ) -> None:
         if rank < 1:
-            raise ValueError(f"rank must be at least 1; got {rank} (a DiagonalHead has none)")
+            raise ValueError(f"rank must be at least 1; got {rank} (use a DiagonalHead for rank 0)")
         if parametrisation not in PARAMETRISATIONS:
             raise ValueError(f"parametrisation must be one of {', '.join(PARAMETRISATIONS)}; got {parametrisation!r}")
         super().__init__(channels, outputs, eps=eps, initial_raw=initial_raw, features_last=features_last)
@@ -223,11 +221,11 @@ class LowRankHead(DiagonalHead):
         if k == 0:
             return output
         weight = self.factor_weight[: k * self.outputs]
-        columns = torch.bmm(_for_each(weight, features), features)  # [B, k outputs, positions]
+        columns = torch.bmm(_expand(weight, features), features)  # [B, k outputs, positions]
         return output._replace(factor=columns.view(len(columns), k, -1).mT)
 
     def settle(self, output: Output, mask: Tensor | None = None) -> Output:
-        if output.factor is None or not self.orthogonal:
+        if not self.orthogonal:
             return output
         columns = output.factor.mT
         if mask is not None:
@@ -235,7 +233,7 @@ class LowRankHead(DiagonalHead):
         return output._replace(factor=gram_schmidt(columns.mT))
 
     def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        if output.factor is None or not self.is_scaled:
+        if not self.is_scaled or output.factor.shape[-1] == 0:
             return super().nll(output, target, mask)
         # log p(y) = log N(r / sqrt(D); 0, I + F F^T) - 1/2 sum log D: P itself is never formed
         diag = self.diag(output)
@@ -249,31 +247,31 @@ class LowRankHead(DiagonalHead):
 
 
 def existing(values: Tensor, mask: Tensor | None) -> Tensor:
-    """`values` [B, S] with 0 for outputs that do not exist, whose own values may be anything, NaN included.
+    """`values` [B, S] with 0 for outputs that do not exist, which may hold any value, including NaN.
 
-    To be called before anything is squared: the gradient of a square at NaN is NaN, whatever comes after.
+    Call it before squaring: the gradient of a square at NaN is NaN, even if the result is masked later.
     """
     return values if mask is None else torch.where(mask, values, 0)
 
 
 def gram_schmidt(factor: Tensor) -> Tensor:
-    """The columns of `factor` [B, S, R] made orthogonal one after the other, each with the length that is left of it.
+    """Orthogonalises the columns of `factor` [B, S, R] without normalising them (Gram-Schmidt).
 
-    With `P^T P = L L^T`, the orthonormal directions are the columns of `P L^-T`, and the lengths the diagonal of L: one
-    product of the factor's size, where the process itself would make R of them. Of columns that depend on earlier ones
-    to the last digits, next to nothing is left.
+    With `P^T P = L L^T`, the orthonormal directions are the columns of `P L^-T` and the lengths are the diagonal of L:
+    this takes one product of the size of the factor instead of R. Columns that depend linearly on earlier ones become
+    almost zero.
     """
     wide = factor.double()
     gram = wide.mT @ wide  # [B, R, R]
     scale = gram.diagonal(dim1=-2, dim2=-1)
     lift = 1e-13 * scale.sum(-1, keepdim=True) + torch.finfo(torch.float64).tiny
-    tril = torch.linalg.cholesky_ex(gram + torch.diag_embed(lift.expand_as(scale))).L  # a NaN stays one, and its item's
+    tril = torch.linalg.cholesky_ex(gram + torch.diag_embed(lift.expand_as(scale))).L  # NaN stays within its item
     lengths = tril.diagonal(dim1=-2, dim2=-1)
     eye = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device).expand_as(tril)
-    turn = lengths[..., None] * torch.linalg.solve_triangular(tril, eye, upper=False)  # diag(lengths) L^-1
-    return (turn.to(factor.dtype) @ factor.mT).mT
+    transform = lengths[..., None] * torch.linalg.solve_triangular(tril, eye, upper=False)  # diag(lengths) L^-1
+    return (transform.to(factor.dtype) @ factor.mT).mT
 
 
-def _for_each(weight: Tensor, features: Tensor) -> Tensor:
-    """Weights for every item of a batch, as a view: a plain `matmul` of 2 and 3 dimensions transposes the features."""
+def _expand(weight: Tensor, features: Tensor) -> Tensor:
+    """The weight as a batched view, because a `matmul` of a 2-d with a 3-d tensor would transpose the features."""
     return weight.expand(len(features), *weight.shape)

@@ -1,4 +1,4 @@
-"""The training step, and nothing that lightning does already."""
+"""The LightningModule: training and validation steps, optimiser and schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lrd_uq.objectives import Losses, Objective
 
 
 class Step(NamedTuple):
-    """What callbacks get of a training step, without its graph."""
+    """The detached outputs of a training step, for callbacks."""
 
     head: MeanHead
     output: Output
@@ -29,18 +29,18 @@ class Step(NamedTuple):
 
 
 class JointUncertainty(L.pytorch.LightningModule):
-    """A Gaussian network under a Bayesian method.
+    """Trains a Gaussian network with a Bayesian method.
 
     Args:
         net: backbone and head.
-        method: how the weights are distributed; None for a deterministic network.
-        alpha: weight of the low-rank likelihood beside that of the identity.
-        factor_penalty: weight of the mean over outputs of the factor's squares.
-        objective: another one than `Objective(alpha, factor_penalty)`; that of a `SplitNet`, whose mean has a network
-            of its own, keeps the likelihood from it.
+        method: the distribution over the weights; None for a deterministic network.
+        alpha: weight of the low-rank likelihood relative to the identity term.
+        factor_penalty: weight of the penalty on the factor.
         learning_rate: peak of a one-cycle schedule over all steps.
-        warmup: share of the steps until the peak.
-        weight_decay: of AdamW.
+        warmup: fraction of the steps before the peak.
+        weight_decay: weight decay of AdamW.
+        objective: replaces `Objective(alpha, factor_penalty)`. The default detaches the mean in the likelihood when
+            `net` is a `SplitNet`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class JointUncertainty(L.pytorch.LightningModule):
         self.net = self.method.prepare(net)
         self.objective = own if objective is None else objective
         self.learning_rate, self.warmup, self.weight_decay = learning_rate, warmup, weight_decay
-        self.latest: Step | None = None  # of the running step
+        self.latest: Step | None = None  # of the current step
         self.val_log_prob = torchmetrics.MeanMetric()
         self.val_rmse = torchmetrics.MeanSquaredError(squared=False)
 
@@ -69,10 +69,10 @@ class JointUncertainty(L.pytorch.LightningModule):
         return [member.head for member in self.method.members(self.net)]
 
     def configure_phase(self, rank: int | None, alpha: float | None, eps: float | None, bayesian: bool | None) -> None:
-        """Settings of a phase of training; None leaves one alone."""
+        """Applies the settings of a training phase; None keeps the current value."""
         for head in self.heads:
             if rank is not None:
-                head.rank_in_use = min(rank, head.rank)
+                head.rank_in_use = head.rank if rank < 0 else min(rank, head.rank)
             if eps is not None and isinstance(head, DiagonalHead):
                 head.eps = eps
         if alpha is not None:
@@ -82,17 +82,17 @@ class JointUncertainty(L.pytorch.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         losses = [self._member_losses(member, batch) for member in self.method.members(self.net)]
-        # Summed, not averaged: members are independent, and each gets the gradients it would get alone.
+        # Summed, not averaged, so that each member gets the gradients that it would get on its own.
         total = torch.stack([loss.total for loss in losses]).sum()
-        weights_cost = self.method.penalty(self.net)
-        if weights_cost is not None:
+        kl = self.method.kl(self.net)
+        if kl is not None:
             assert self.latest is not None
             outputs = self.latest.target.numel() if self.latest.mask is None else self.latest.mask.sum()
             per_item = outputs / len(self.latest.target)
-            total = total + weights_cost / (self._training_items() * per_item)
-            self.log("kl", weights_cost.detach())
+            total = total + kl / (self._training_items() * per_item)
+            self.log("kl", kl.detach())
         self.log("loss", total.detach() / len(losses))
-        for name in ("identity", "low_rank", "penalty"):
+        for name in ("identity", "low_rank", "factor_loss"):
             self.log(name, torch.stack([getattr(loss, name).detach() for loss in losses]).mean())
         return total
 
@@ -109,15 +109,15 @@ class JointUncertainty(L.pytorch.LightningModule):
         return len(loader.dataset)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.latest = None  # nothing of size S x R outlives its step; callbacks have seen it
+        self.latest = None  # callbacks are done with it: release the S x R factor
         self.method.after_step(self.net, self.trainer.global_step, self.trainer.estimated_stepping_batches)
 
     def on_train_epoch_end(self) -> None:
         if self.trainer.global_step >= self.trainer.estimated_stepping_batches:  # before the last checkpoint is written
-            self.method.conclude(self.net, self._training_batches)
+            self.method.after_training(self.net, self._training_batches)
 
     def _training_batches(self) -> Iterator[Batch]:
-        """All training items once, on this device."""
+        """One pass over the training items, on the device of the module."""
         loader: Any = self.trainer.train_dataloader
         items, size = loader.dataset, loader.batch_sampler.batch
         for begin in range(0, len(items), size):
@@ -135,11 +135,11 @@ class JointUncertainty(L.pytorch.LightningModule):
         if gradient_clip_algorithm not in (None, "norm"):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        for member in self.method.members(self.net):  # each by its own norm
+        for member in self.method.members(self.net):  # each member by its own norm
             torch.nn.utils.clip_grad_norm_(member.parameters(), gradient_clip_val)
 
     def predict_gaussian(self, batch: Batch) -> tuple[Gaussian, Tensor, Tensor | None]:
-        """The first member's prediction with expected weights, target [B, S] and mask [B, S]: cheap, to watch by."""
+        """A cheap prediction for monitoring: first member, expected weights. Also target [B, S] and mask [B, S]."""
         member = self.method.members(self.net)[0]
         mask = None if batch.mask is None else member.head.flat(batch.mask)
         return member.gaussian(batch.input, mask), member.head.flat(batch.target), mask
@@ -160,14 +160,14 @@ class JointUncertainty(L.pytorch.LightningModule):
         optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate, weight_decay=self.weight_decay)
         steps = max(int(self.trainer.estimated_stepping_batches), 3)
         if self.method.constant_from is not None:
-            schedule = self._level(optimizer, steps)
+            schedule = self._cosine_then_constant(optimizer, steps)
         else:
-            warmup = max(self.warmup, 2 / steps)  # torch divides by the steps of each half less one
+            warmup = max(self.warmup, 2 / steps)  # each half needs two steps: torch divides by one less
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, steps, pct_start=warmup)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _level(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
-        """Up to the peak, down along a cosine, and level from the share of the steps on that the method asks for."""
+    def _cosine_then_constant(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+        """Linear warm-up to the peak, cosine decay, then constant from the fraction of steps that the method sets."""
         start, level = self.method.constant_from, self.method.constant_rate
         assert start is not None
 

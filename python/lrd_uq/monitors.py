@@ -1,4 +1,4 @@
-"""What can go wrong unseen, in the log: gradients that are not finite, covariances that run away."""
+"""Callbacks that log what could otherwise go unnoticed: non-finite gradients and degenerating covariances."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lrd_uq.extra import lightning as L
 from lrd_uq.heads import DiagonalHead
 from lrd_uq.module import JointUncertainty, Step
 
-AT_FLOOR = 1.01  # a variance counts as at the floor up to this multiple of it
+AT_FLOOR = 1.01  # variances up to this multiple of eps count as being at the floor
 
 
 class GradientFilter(L.pytorch.Callback):
-    """Drops a step whose gradients are not all finite, and counts it in the log as `filtered_steps`."""
+    """Skips steps whose gradients are not all finite, and logs their number as `filtered_steps`."""
 
     def __init__(self) -> None:
         self.filtered = 0
@@ -36,15 +36,15 @@ class GradientFilter(L.pytorch.Callback):
 
 
 class CovarianceMonitor(L.pytorch.Callback):
-    """Logs the health of the predicted covariances, and warns in plain words when they run away.
+    """Logs statistics of the predicted covariances, and warns once when they degenerate.
 
-    A covariance that is right has a trace near the mean squared length of the residuals, so that the ratio of the two
-    tells an exploding factor, which the likelihood hardly shows.
+    The trace of a correct covariance is close to the mean squared norm of the residuals. The ratio of the two shows an
+    exploding factor, which hardly changes the likelihood.
 
     Args:
-        every: steps between two looks.
-        most_trace: of the low-rank part, as a multiple of the squared residuals; beyond it, a warning.
-        most_condition: of the capacitance; beyond it, a warning.
+        every: steps between two checks.
+        most_trace: warn if the trace of the low-rank part exceeds this multiple of the squared residuals.
+        most_condition: warn if the condition number of the capacitance matrix exceeds this.
     """
 
     def __init__(self, every: int = 10, most_trace: float = 4.0, most_condition: float = 1e6) -> None:
@@ -61,22 +61,22 @@ class CovarianceMonitor(L.pytorch.Callback):
             return
         found = health(pl_module.latest)
         pl_module.log_dict({name: value.float() for name, value in found.items()})
-        for kind, message in self.complaints(found):
+        for kind, message in self.problems(found):
             if kind not in self._warned:
                 self._warned.add(kind)
-                warnings.warn(f"step {trainer.global_step}: {message}", stacklevel=1)  # of this module, not lightning's
+                warnings.warn(f"step {trainer.global_step}: {message}", stacklevel=1)  # attributed to this module
 
-    def complaints(self, found: dict[str, Tensor]) -> list[tuple[str, str]]:
-        """Kind and plain words of each thing that runs away."""
+    def problems(self, found: dict[str, Tensor]) -> list[tuple[str, str]]:
+        """Kind and message of each limit that is exceeded."""
         messages = []
         ratio = float(found["trace_ratio"])
-        if not ratio <= self.most_trace:  # so that NaN is bad
+        if not ratio <= self.most_trace:  # also true for NaN
             messages.append(
                 (
                     "trace",
                     f"the low-rank part runs away: its trace is {float(found['low_rank_trace']):.3g}, {ratio:.1f} times"
-                    " the squared residuals that it should explain. Raise factor_penalty, or begin with a phase of"
-                    " rank 0",
+                    " the squared residuals that it should explain. Raise factor_penalty, or start with a phase of rank"
+                    " 0",
                 )
             )
         condition = float(found["capacitance_condition"])
@@ -84,8 +84,8 @@ class CovarianceMonitor(L.pytorch.Callback):
             messages.append(
                 (
                     "condition",
-                    f"the capacitance has a condition number of {condition:.2g}: raise eps, lower the rank, or lower"
-                    " alpha",
+                    f"the capacitance matrix has a condition number of {condition:.2g}: raise eps, lower the rank, or"
+                    " lower alpha",
                 )
             )
         return messages
@@ -93,13 +93,13 @@ class CovarianceMonitor(L.pytorch.Callback):
 
 @torch.no_grad()
 def health(step: Step) -> dict[str, Tensor]:
-    """Scalars of a step: the worst of the batch for condition numbers and singular values, means for the others."""
+    """Statistics of a step: maxima over the batch for condition numbers and singular values, means for the others."""
     assert isinstance(step.head, DiagonalHead)
     gaussian = step.head.gaussian(step.output, step.mask)
     distribution = gaussian.distribution()
     factor, diag = distribution.cov_factor, distribution.cov_diag
     exists = torch.ones_like(diag, dtype=torch.bool) if step.mask is None else step.mask
-    trace = factor.square().sum((-2, -1))  # [B]; outputs that do not exist have none
+    trace = factor.square().sum((-2, -1))  # [B]; missing outputs have zero rows
     residual = torch.where(exists, step.target - gaussian.mean, 0).square().sum(-1)
     at_floor = (diag <= AT_FLOOR * step.head.eps) & exists
     found = {

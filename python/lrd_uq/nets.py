@@ -1,4 +1,4 @@
-"""Backbones, and what makes a Gaussian network of one."""
+"""Backbones, and networks that combine a backbone with a head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output
 
-# What each of MONAI's U-Nets needs beyond dimensions and channels, unless told otherwise.
+# Default options of MONAI's U-Nets, beyond dimensions and channels.
 MONAI_UNETS: dict[str, dict[str, Any]] = {
     "UNet": {"channels": (16, 32, 64, 128), "strides": (2, 2, 2), "num_res_units": 1},
     "BasicUNet": {"features": (16, 16, 32, 64, 128, 16)},
@@ -24,7 +24,7 @@ class GaussianNet(nn.Module):
     """A backbone and a head: input -> `Output`.
 
     Args:
-        backbone: any module that gives the head its features.
+        backbone: any module whose output is the head's feature map.
         head: `LowRankHead`, `DiagonalHead` or `MeanHead`.
     """
 
@@ -36,25 +36,24 @@ class GaussianNet(nn.Module):
         return self.head(self.backbone(x))
 
     def gaussian(self, x: Tensor, mask: Tensor | None = None) -> Gaussian:
-        """The prediction for `x`; outputs where `mask` [B, S] is False do not exist (see `MeanHead.gaussian`)."""
+        """The predicted Gaussian; `mask` [B, S] is False for outputs that do not exist (see `MeanHead.gaussian`)."""
         return self.head.gaussian(self(x), mask)
 
 
 def wrap(model: nn.Module, head: MeanHead) -> GaussianNet:
-    """A Gaussian network of an existing model, whose output becomes the head's features."""
+    """The same as `GaussianNet(model, head)`."""
     return GaussianNet(model, head)
 
 
 class SplitNet(GaussianNet):
-    """Two networks: one predicts the mean, the other the covariance, from the input and that mean.
+    """Two networks: one predicts the mean, the other predicts the covariance from the input and that mean.
 
-    No gradient of the likelihood reaches the mean: it is trained by its own error alone, the covariance by the
-    likelihood.
+    The likelihood trains only the covariance; the mean is trained by its squared error.
 
     Args:
         mean: backbone of the mean.
-        backbone: of the covariance; its input has the channels of the input and of the output.
-        head: of the covariance, on features of as many channels as those of the mean.
+        backbone: backbone of the covariance. Its input channels are those of the input followed by those of the mean.
+        head: head of the covariance. Both backbones must have the same number of feature channels.
     """
 
     def __init__(self, mean: nn.Module, backbone: nn.Module, head: DiagonalHead) -> None:
@@ -62,7 +61,7 @@ class SplitNet(GaussianNet):
         self.mean_backbone = mean
         self.mean_head = MeanHead(head.channels, head.outputs, features_last=head.features_last)
         for parameter in (head.mean_weight, head.mean_bias):
-            parameter.requires_grad_(False)  # the other network's is used
+            parameter.requires_grad_(False)  # not used: mean_head predicts the mean
 
     def forward(self, x: Tensor) -> Output:
         mean = self.mean_head(self.mean_backbone(x)).mean  # [B, S]
@@ -75,13 +74,13 @@ class SplitNet(GaussianNet):
 
 
 class NodeNet(nn.Module):
-    """Linear layers on the last dimension: of a table [B, C], or of nodes or series [B, N, C].
+    """A multilayer perceptron on the last dimension of a table [B, C], or of nodes or series [B, N, C].
 
     Args:
-        in_channels: of the input.
-        channels: of the features.
-        hidden: of the layers between.
-        dropout: rate after each of them.
+        in_channels: channels of the input.
+        channels: channels of the features.
+        hidden: width of the two hidden layers.
+        dropout: dropout rate after each hidden layer.
     """
 
     def __init__(self, in_channels: int, channels: int, hidden: int = 64, dropout: float = 0.0) -> None:
@@ -101,12 +100,12 @@ class MonaiUNet(nn.Module):
 
     Args:
         name: one of `MONAI_UNETS`.
-        in_channels: of the input.
-        channels: of the feature map.
+        in_channels: channels of the input.
+        channels: channels of the feature map.
         dims: 2 for images, 3 for volumes.
         options: further arguments of MONAI's class, such as `dropout`.
-        drop_channels: dropout leaves out whole channels instead of single pixels, so that the draws of Monte Carlo
-            dropout differ in what pixels have in common.
+        drop_channels: replace dropout of single pixels by dropout of whole channels, so that predictions with Monte
+            Carlo dropout differ by patterns that are correlated over pixels.
     """
 
     def __init__(
@@ -142,8 +141,8 @@ class DigitsUNet(nn.Module):
     """A small U-Net for 28 x 28 pictures: [B, in_channels, 28, 28] -> [B, channels, 28, 28].
 
     Args:
-        channels: of the feature map; twice as many inside.
-        dropout: rate of the channel-wise dropout in three places, none of them before the head.
+        channels: channels of the feature map; the inner layers have twice as many.
+        dropout: rate of the channel-wise dropout after three of the inner layers.
     """
 
     def __init__(self, in_channels: int = 2, channels: int = 24, dropout: float = 0.0) -> None:

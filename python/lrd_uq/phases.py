@@ -1,4 +1,4 @@
-"""The phased recipe: diagonal, then low rank, then Bayesian, with alpha, rank and eps on a schedule."""
+"""Training in phases, such as diagonal, low rank, Bayesian, with a schedule for alpha, rank and eps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lrd_uq.module import JointUncertainty
 
 @dataclass(frozen=True)
 class Phase:
-    """What holds from a step on. None leaves a setting as the phase before had it, or as the model came.
+    """Settings that apply from a step on. None keeps the value of the previous phase, or of the model.
 
     Args:
-        start: first step, or as a number below 1 the share of all steps.
-        rank: columns of the factor in use; 0 for a diagonal Gaussian.
+        start: first step; a number below 1 is a fraction of all steps.
+        rank: number of factor columns in use: 0 for a diagonal Gaussian, -1 for all columns of the head.
         alpha: weight of the likelihood.
-        eps: floor of the diagonal.
-        bayesian: whether the method's randomness is on.
-        ramp: steps over which alpha (linearly) and eps (geometrically) go from their old to their new value.
+        eps: smallest value of the diagonal.
+        bayesian: whether training samples the weights (dropout, variational layers).
+        ramp: number of steps over which alpha (linearly) and eps (geometrically) reach their new values.
     """
 
     start: float = 0
@@ -32,10 +32,11 @@ class Phase:
 
 
 class Phases(L.pytorch.Callback):
-    """Sets the model up before every step. A pure function of the step: a resumed run finds its phase by itself.
+    """Applies the settings of the current phase before every step. They depend only on the step, so a resumed run
+    continues in the right phase.
 
     Args:
-        phases: in the order of their starts; the first one from 0.
+        phases: in the order of their starts; the first one starts at 0.
     """
 
     def __init__(self, phases: list[Phase]) -> None:
@@ -43,7 +44,7 @@ class Phases(L.pytorch.Callback):
         if not phases or starts[0] != 0 or any(phase.start < 0 for phase in phases):
             raise ValueError(f"the first of at least one phase must start at 0; got {starts}")
         self.phases = phases
-        self._own: Phase | None = None  # the model's settings before any phase
+        self._own: Phase | None = None  # the settings of the model before the first phase
 
     def on_fit_start(self, trainer: L.pytorch.Trainer, pl_module: L.pytorch.LightningModule) -> None:
         assert isinstance(pl_module, JointUncertainty)
@@ -64,7 +65,7 @@ class Phases(L.pytorch.Callback):
         pl_module.configure_phase(rank=now.rank, alpha=now.alpha, eps=now.eps, bayesian=now.bayesian)
 
     def at(self, step: int, total: float, own: Phase) -> Phase:
-        """All settings at a step of `total`, for a model that came with those of `own`."""
+        """All settings at a step, of `total`, for a model whose own settings are `own`."""
         current = own
         for phase in self.phases:
             first = self._first_step(phase, total)

@@ -1,4 +1,4 @@
-"""Pictures: the qualitative panel, training curves, condition numbers over steps, the sweep over kept columns."""
+"""Figures: panels of predictions, training curves, condition numbers, and the sweep over kept columns."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name -> steps 
 class Subject(NamedTuple):
     """One item of a panel."""
 
-    input: Tensor  # [C_in, H, W], what the network saw
-    target: Tensor  # [C, H, W], the truth; all NaN where it is not known
+    input: Tensor  # [C_in, H, W]
+    target: Tensor  # [C, H, W]; all NaN if the truth is not known
     mask: Tensor  # bool [C, H, W], True where outputs exist
     joint: lrd.JointNormal  # of one item, S = C H W
     style: Style
 
 
 def subject(item: Batch, joint: lrd.JointNormal, style: Style | None) -> Subject:
-    """Of an item [C, H, W] and its joint Gaussian."""
+    """A subject from an item with outputs [C, H, W] and its joint Gaussian."""
     if style is None or item.target.dim() != 3:
         raise ValueError("only tasks whose outputs are pictures can be drawn")
     mask = torch.ones_like(item.target, dtype=torch.bool) if item.mask is None else item.mask
@@ -40,7 +40,7 @@ def subject(item: Batch, joint: lrd.JointNormal, style: Style | None) -> Subject
 
 
 def first_item(joint: lrd.JointNormal) -> lrd.JointNormal:
-    """The first of a batch, with its parts."""
+    """The joint Gaussian of the first item of a batch, with its parts."""
 
     def first(d: lrd.LowRankMultivariateNormal) -> tuple[Tensor, Tensor, Tensor]:
         return d.loc[0], d.cov_factor[0], d.cov_diag[0]
@@ -53,9 +53,9 @@ def first_item(joint: lrd.JointNormal) -> lrd.JointNormal:
 
 
 def panel(path: Path, subjects: Sequence[Subject]) -> None:
-    """For each subject three rows: input, truth, prediction, then the joint's modes; total, diagonal and low-rank
-    variance, then the aleatoric modes; and the epistemic ones. Each mode has a scale of its own, and its share of the
-    variance as its title."""
+    """Draws three rows per subject: input, truth and prediction with the modes of the joint covariance; total, diagonal
+    and low-rank variance with the aleatoric modes; and the epistemic modes. Each mode has its own colour scale, and its
+    share of the variance as its title."""
     figure = _figure(1.15 * (3 + MODES) + 0.5, 3.75 * len(subjects) + 0.4)
     grid = figure.subplots(3 * len(subjects), 3 + MODES, squeeze=False)
     for axes in grid.flat:
@@ -68,8 +68,8 @@ def panel(path: Path, subjects: Sequence[Subject]) -> None:
 
 def _draw_subject(figure: Figure, rows: Sequence[Sequence[Axes]], subject: Subject) -> None:
     joint, mask, style = subject.joint, subject.mask, subject.style
-    beside = subject.target if style.fills else torch.full_like(subject.target, torch.nan)
-    prediction = torch.where(mask, joint.loc.view(mask.shape), beside)
+    elsewhere = subject.target if style.fills else torch.full_like(subject.target, torch.nan)
+    prediction = torch.where(mask, joint.loc.view(mask.shape), elsewhere)
     truth = subject.target if style.fills else torch.where(mask, subject.target, torch.nan)
     style = style.like(truth)
     shown = {"input": style.seen(subject.input), "truth": style.picture(truth), "prediction": style.picture(prediction)}
@@ -83,7 +83,7 @@ def _draw_subject(figure: Figure, rows: Sequence[Sequence[Axes]], subject: Subje
     variances = {"total var.": joint.variance, "diagonal D": joint.cov_diag, "low-rank var.": low_rank}
     most = joint.variance[mask.flatten()].max().item()
     for axes, (title, variance) in zip(rows[1], variances.items(), strict=False):
-        drawn = axes.imshow(_of_outputs(variance, mask).mean(0).numpy(), cmap="viridis", vmin=0, vmax=most)
+        drawn = axes.imshow(_as_picture(variance, mask).mean(0).numpy(), cmap="viridis", vmin=0, vmax=most)
         axes.set_title(title, fontsize=9)
     bar = figure.colorbar(drawn, ax=list(rows[1][:3]), location="bottom", fraction=0.08, pad=0.02, aspect=35)
     bar.ax.tick_params(labelsize=7)
@@ -104,21 +104,21 @@ def _draw_modes(
             axes.set_axis_off()
             continue
         column = columns[:, number]
-        column = -column if column.sum() < 0 else column  # signs are free: the heavier side is positive
-        axes.imshow(style.mode(_of_outputs(column, mask)), interpolation="nearest")
+        column = -column if column.sum() < 0 else column  # the sign of a mode is arbitrary: make its sum positive
+        axes.imshow(style.mode(_as_picture(column, mask)), interpolation="nearest")
         share = (modes.singular_values[number].square() / part.variance[mask.flatten()].sum()).item()
         axes.set_title(f"{share:.0%}" if share >= 0.005 else "< 1%", fontsize=8)
     tiles[0].set_ylabel(name, fontsize=9)
 
 
-def _of_outputs(values: Tensor, mask: Tensor) -> Tensor:
-    """[S] as [C, H, W], NaN where there is no output."""
+def _as_picture(values: Tensor, mask: Tensor) -> Tensor:
+    """[S] as [C, H, W], with NaN where there is no output."""
     return torch.where(mask, values.view(mask.shape), torch.nan)
 
 
 def running_sums(path: Path, items: Sequence[tuple[Tensor, lrd.LowRankMultivariateNormal]], outputs: int) -> None:
-    """For targets [S] and their Gaussians, the sum over all positions of the first outputs, one more at a time: truth,
-    and 90 % intervals with correlations and without."""
+    """Draws running sums for targets [S] and their Gaussians: the sum of the first k outputs over all positions for
+    k = 1, 2, ..., with 90 % intervals of the joint Gaussian and of its variances alone."""
     figure = _figure(3.6 * len(items) + 0.6, 3.2)
     for axes, (target, joint) in zip(figure.subplots(1, len(items), squeeze=False)[0], items, strict=True):
         weights = torch.ones(outputs, outputs).tril().repeat_interleave(len(target) // outputs, 1)  # [outputs, S]
@@ -137,7 +137,7 @@ def running_sums(path: Path, items: Sequence[tuple[Tensor, lrd.LowRankMultivaria
 
 
 def curves(path: Path, runs: Mapping[str, Series]) -> None:
-    """Likelihood of the validation data, loss, and trace of the low-rank part over steps, a line for each run."""
+    """Draws validation log-likelihood, loss and trace of the low-rank part over the steps, one line per run."""
     wanted = {
         "val_log_prob": "validation log-likelihood, nats per image (expected weights)",
         "loss": "training loss, per output",
@@ -150,7 +150,7 @@ def curves(path: Path, runs: Mapping[str, Series]) -> None:
                 axes.plot(*series[name], label=run, linewidth=1, color=f"C{number}")
         _finish(axes, title)
         if name == "val_log_prob":
-            # The first epochs lie far below all that follows.
+            # The first epochs lie far below the others: leave them out of the axis.
             values = [v for series in runs.values() for v in series.get(name, ((), ()))[1]]
             if values:
                 top = max(values)
@@ -160,11 +160,11 @@ def curves(path: Path, runs: Mapping[str, Series]) -> None:
 
 
 def condition_numbers(path: Path, runs: Mapping[str, Series]) -> None:
-    """Upper bound for the covariance, and the capacitance's own, over steps."""
+    """Draws condition numbers over the steps: an upper bound for the covariance, and that of the capacitance matrix."""
     figure = _figure(9, 3.4)
     titles = {
         "condition_upper": "condition of the covariance (upper bound)",
-        "capacitance_condition": "of the capacitance",
+        "capacitance_condition": "condition of the capacitance matrix",
     }
     for axes, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
         for run, series in runs.items():
@@ -183,7 +183,7 @@ def sweep(
     sds: Mapping[str, Sequence[float]],
     lines: Mapping[str, float],
 ) -> None:
-    """Held-out log-likelihood and its spread over images by kept columns; `lines` are levels to compare with."""
+    """Draws log-likelihood and its spread over images against the number of kept columns, and reference `lines`."""
     figure = _figure(9, 3.6)
     left, right = figure.subplots(1, 2)
     for name in means:

@@ -1,4 +1,4 @@
-"""Predictions for a folder of files: arrays and pictures."""
+"""Predictions for the files of a folder, as arrays and pictures."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import lrd_kernels as lrd
 from lrd_uq import plots
 from lrd_uq.bayes import predict_joint
 from lrd_uq.data.batch import Batch
-from lrd_uq.data.task import Task, together
+from lrd_uq.data.task import Task, collate
 from lrd_uq.module import JointUncertainty
 
 
 def predict_folder(
     module: JointUncertainty, data: Task, files: Path, output: Path, samples: int = 64, rank: int = 64
 ) -> list[Path]:
-    """For every item of a folder `<name>.npz`, `<name>.safetensors` (which `lrd.LowRankMultivariateNormal.load` reads)
-    and a panel `<name>.png`. All files are read before anything is predicted: a bad one is named and refused.
+    """Writes `<name>.npz`, `<name>.safetensors` (for `lrd.LowRankMultivariateNormal.load`) and a panel `<name>.png` for
+    every item of a folder. All files are read first: an unreadable one raises an error that names it.
 
     Returns:
         the files written.
@@ -46,12 +46,12 @@ def predict_folder(
 
 
 def predict_item(module: JointUncertainty, data: Task, item: Batch, samples: int, rank: int) -> plots.Subject:
-    """One item with its joint Gaussian, ready to be drawn."""
+    """An item with its joint Gaussian, as input of `plots.panel`."""
     return plots.subject(item, joint_of(module, item, samples, rank), data.style)
 
 
 def joint_of(module: JointUncertainty, item: Batch, samples: int, rank: int) -> lrd.JointNormal:
     """The joint Gaussian of one item."""
-    batch = together([item])
+    batch = collate([item])
     mask = None if batch.mask is None else module.heads[0].flat(batch.mask)
     return plots.first_item(predict_joint(module.method, module.net, batch.input, samples, rank, mask=mask, chunk=8))

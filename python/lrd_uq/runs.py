@@ -1,4 +1,4 @@
-"""A training run as a folder: config.yaml, last.ckpt, metrics.csv. What `fit` writes, the other commands read."""
+"""The folder of a training run: config.yaml, last.ckpt and metrics.csv. `fit` writes it, the other commands read it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METRICS = "metrics.csv"
 
 
 def callbacks(folder: Path, seed: int) -> list[L.pytorch.Callback]:
-    """What every run has: seeded epochs, and a checkpoint after each (written whole or not at all)."""
+    """The callbacks of every run: a seed for every epoch, and a checkpoint after it (written atomically)."""
     from lrd_uq.data.order import EpochSeeds
 
     keep = L.pytorch.callbacks.ModelCheckpoint(
@@ -33,7 +33,7 @@ def callbacks(folder: Path, seed: int) -> list[L.pytorch.Callback]:
 
 
 def logger(folder: Path) -> L.pytorch.loggers.CSVLogger:
-    """Writes metrics.csv; that of a run to be resumed is put aside first, as lightning begins a new one."""
+    """Writes metrics.csv. The file of a resumed run is renamed first, because lightning would overwrite it."""
     present = folder / METRICS
     if present.exists():
         earlier = len(list(folder.glob(f"earlier-*-{METRICS}")))
@@ -42,7 +42,7 @@ def logger(folder: Path) -> L.pytorch.loggers.CSVLogger:
 
 
 def checkpoint(folder: Path) -> Path | None:
-    """To resume from, if there is one."""
+    """The checkpoint to resume from, if there is one."""
     path = folder / CHECKPOINT
     return path if path.exists() else None
 
@@ -55,7 +55,7 @@ def load_weights(module: L.pytorch.LightningModule, folder: Path) -> None:
 
 
 def read_metrics(folder: Path) -> dict[str, tuple[list[float], list[float]]]:
-    """Name -> steps and values, of all parts of a run; where two have a step, the later one counts."""
+    """Name -> steps and values, over all parts of a resumed run; for a step in two of them, the later one counts."""
     found: dict[str, dict[float, float]] = {}
     for file in (*sorted(folder.glob(f"earlier-*-{METRICS}")), folder / METRICS):
         if not file.exists():
@@ -69,7 +69,7 @@ def read_metrics(folder: Path) -> dict[str, tuple[list[float], list[float]]]:
 
 
 def facts() -> dict[str, Any]:
-    """What figures depend on: date, machine, kernels, versions, allocator."""
+    """What measurements depend on: date, machine, kernels, versions, allocator."""
     statuses = lrd.backends()
     backend = "cpu" if statuses["cpu"].available else "reference"
     preloaded = os.environ.get("LD_PRELOAD")

@@ -1,4 +1,4 @@
-"""How a task's pictures are drawn: what the network saw, values, and modes, each as [H, W, 3] in [0, 1]."""
+"""How the pictures of a task are drawn: inputs, values and modes, each as [H, W, 3] in [0, 1]."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ ABSENT = (1.0, 1.0, 1.0)  # no output there
 
 
 class Style:
-    """One channel of ink on paper. Other tasks are subclasses."""
+    """Draws one channel as ink on paper. Other tasks have subclasses."""
 
-    fills = False  # whether what is no output was seen by the network, and is drawn from the target
+    fills = False  # whether pixels that are not predicted were visible and are drawn from the target
 
     def like(self, values: Tensor) -> Style:
-        """The same with the scale that values [C, H, W] have, for what is drawn beside them."""
+        """The same style with the scale of `values` [C, H, W], for pictures drawn next to them."""
         return self
 
     def seen(self, x: Tensor) -> np.ndarray:
-        """Of an input [C, H, W]."""
+        """Draws an input [C, H, W]."""
         return self.picture(x[:1])
 
     def picture(self, values: Tensor, absent: tuple[float, float, float] = ABSENT) -> np.ndarray:
-        """Of values [C, H, W]; NaN where there are none."""
+        """Draws values [C, H, W]; NaN stands for missing ones."""
         return _fill(1 - _rgb(values[:1]), values, absent)
 
     def mode(self, column: Tensor) -> np.ndarray:
-        """Of a direction [C, H, W] with signs, on a scale of its own; NaN where there is no output."""
+        """Draws a signed mode [C, H, W] on its own scale; NaN where there is no output."""
         return diverging(column)
 
 
 class Ink(Style):
-    """Digits with hidden rows; the second input channel tells what is visible."""
+    """Digits with hidden rows; the second input channel marks the visible pixels."""
 
     fills = True
 
@@ -44,7 +44,7 @@ class Ink(Style):
 
 
 class Colour(Style):
-    """Pictures in red, green and blue with a hidden part; the fourth input channel tells what is visible."""
+    """RGB pictures with a hidden part; the fourth input channel marks the visible pixels."""
 
     fills = True
 
@@ -55,12 +55,12 @@ class Colour(Style):
         return _fill(_rgb(values), values, absent)
 
     def mode(self, column: Tensor) -> np.ndarray:
-        """A shift of the colour, from grey."""
+        """Draws the mode as a colour shift from grey."""
         return _fill(_rgb(0.5 + 0.5 * column / largest(column)), column, ABSENT)
 
 
 class Colouring(Colour):
-    """Pictures in colour that the network saw in grey."""
+    """RGB pictures whose input is in grey."""
 
     fills = False
 
@@ -69,10 +69,10 @@ class Colouring(Colour):
 
 
 class Flow(Style):
-    """Two frames to a flow field: the colour wheel, hue for the direction, saturation for the length.
+    """Flow fields as a colour wheel: hue for the direction, saturation for the length.
 
     Args:
-        longest: what is fully saturated; None for the longest vector of the picture itself.
+        longest: length that is fully saturated; None for the longest vector of the picture.
     """
 
     def __init__(self, longest: float | None = None) -> None:
@@ -92,10 +92,10 @@ class Flow(Style):
 
 
 class Depth(Style):
-    """A picture to distances: near is bright.
+    """Distances: near is bright.
 
     Args:
-        nearest, farthest: ends of the scale; None for those of the picture itself.
+        nearest, farthest: ends of the scale; None for those of the picture.
     """
 
     def __init__(self, nearest: float | None = None, farthest: float | None = None) -> None:
@@ -117,22 +117,22 @@ class Depth(Style):
 
 
 def diverging(column: Tensor) -> np.ndarray:
-    """One channel [1, H, W] with signs: red above zero, blue below."""
+    """Draws one signed channel [1, H, W]: red above zero, blue below."""
     return _fill(_mapped(0.5 + 0.5 * column[0] / largest(column), "RdBu_r"), column, ABSENT)
 
 
 def colour_wheel(flow: Tensor, longest: float) -> np.ndarray:
-    """Vectors [2, H, W] (right, down): red points right, and hues follow the angle; white is no motion."""
+    """Draws vectors [2, H, W] (right, down): red points right, the hue follows the angle, white is no motion."""
     from matplotlib.colors import hsv_to_rgb
 
     u, v = (flow[i].nan_to_num().numpy() for i in range(2))
-    hue = np.mod(np.arctan2(-v, u) / (2 * math.pi), 1.0)  # counter-clockwise as one sees it: rows grow downwards
+    hue = np.mod(np.arctan2(-v, u) / (2 * math.pi), 1.0)  # counter-clockwise on the screen, where rows count downwards
     saturation = np.clip(np.hypot(u, v) / longest, 0, 1)
     return hsv_to_rgb(np.stack([hue, saturation, np.ones_like(hue)], -1))
 
 
 def largest(values: Tensor) -> float:
-    """Length of the longest vector over channels, and never 0."""
+    """Length of the longest vector (or largest absolute value), at least 1e-6."""
     lengths = values.nan_to_num().square().sum(0).sqrt() if len(values) == 2 else values.nan_to_num().abs()
     return max(float(lengths.max()), 1e-6)
 

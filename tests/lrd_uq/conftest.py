@@ -1,4 +1,4 @@
-"""What the tests of the training layer share: small networks, and digits to train them on."""
+"""Fixtures of the training layer's tests: small networks, trainers and digits."""
 
 import pytest
 import torch
@@ -15,19 +15,19 @@ from lrd_uq.nets import DigitsUNet, wrap
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Hardly slower for digits, and much faster where other tests keep the cores busy."""
+    """Hardly slower for digits, and much faster when other processes use the cores."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def data():
-    """Real digits, few of them."""
+    """A few real digits."""
     return DigitInpainting(train=128, val=32, test=16, batch_size=16, steps_per_epoch=5)
 
 
 @pytest.fixture
 def make_net():
-    """A small low-rank network; `dropout` and the head's options may be told."""
+    """Builds a small low-rank network; the keyword arguments set `dropout` and options of the head."""
 
     def make(dropout=0.0, head=None, **options):
         torch.manual_seed(0)
@@ -38,7 +38,7 @@ def make_net():
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    """A quiet trainer, seeded by epoch."""
+    """Builds a trainer without output, seeded by epoch."""
 
     def make(steps, *callbacks, logger=False, **options):
         settings = {"accelerator": "cpu", "max_epochs": -1, "gradient_clip_val": 1.0, "num_sanity_val_steps": 0}
@@ -51,7 +51,7 @@ def make_trainer(tmp_path):
 
 @pytest.fixture
 def train(make_trainer):
-    """Trains a module for some steps; gives the loss of each."""
+    """Trains a module for some steps and returns the loss of each."""
 
     def run(module, data, steps=40):
         losses = []

@@ -1,4 +1,4 @@
-"""Small files in the formats in which the paper's data sets are handed out, written by the tests."""
+"""Writes small files in the formats of the paper's data sets."""
 
 import h5py
 import numpy as np
@@ -10,14 +10,14 @@ from lrd_uq.data.files import write_flo
 
 
 def colours(seed, height, width):
-    """A smooth picture [H, W, 3] of bytes, another one for each seed."""
+    """A smooth uint8 picture [H, W, 3] that depends on the seed."""
     ys, xs = np.mgrid[:height, :width] / max(height, width)
     waves = [np.sin(3 * (seed + 1) * xs + c + 2 * ys * (c + 1)) for c in range(3)]
     return (127 + 100 * np.stack(waves, -1)).astype(np.uint8)
 
 
 def write_celeba(folder, parts=(0, 0, 0, 0, 0, 0, 1, 1, 2, 2), size=40):
-    """As CelebAMask-HQ and CelebA are: numbers of the one are not in the order of the other."""
+    """The files of CelebAMask-HQ and CelebA, whose numberings differ."""
     (folder / "CelebA-HQ-img").mkdir(parents=True)
     mapping, partition = ["idx orig_idx orig_file"], []
     for i, part in enumerate(parts):
@@ -32,7 +32,7 @@ def write_celeba(folder, parts=(0, 0, 0, 0, 0, 0, 1, 1, 2, 2), size=40):
 
 
 def write_chairs(folder, count=10, height=24, width=32):
-    """Frames and flow; of pair i, every pixel moves by (i, -2 i) pixels."""
+    """Frames and flow; every pixel of pair i moves by (i, -2 i) pixels."""
     folder.mkdir(parents=True)
     for i in range(count):
         for frame in (1, 2):

@@ -1,4 +1,4 @@
-"""Bayesian methods: each has a real short training, draws that differ, expected weights or a reason, and a joint."""
+"""Bayesian methods: short trainings, draws, expected weights and joint Gaussians."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ from lrd_uq.bayes import (
     predict_joint,
     to_variational,
 )
-from lrd_uq.bayes.ensemble import fresh
+from lrd_uq.bayes.ensemble import reinitialised
 from lrd_uq.evaluate import evaluate
 from lrd_uq.heads import DiagonalHead, LowRankHead
 from lrd_uq.module import JointUncertainty
@@ -137,7 +137,7 @@ def test_randomness_of_training_can_be_turned_off(name, make_net):
     method.activate(net, False)
     method.activate(net, False)  # twice is once
     assert torch.equal(net(x).mean, net(x).mean)
-    assert method.penalty(net) is None
+    assert method.kl(net) is None
     method.activate(net, True)
     assert not torch.equal(net(x).mean, net(x).mean)
 
@@ -217,16 +217,16 @@ def test_layers_that_cannot_be_redrawn_are_named(make_net):
     net = make_net()
     net.backbone.extra = nn.Parameter(torch.randn(3))
     with pytest.raises(ValueError, match=r"backbone\.extra has no reset_parameters"):
-        fresh(net)
+        reinitialised(net)
 
 
 def test_networks_trained_apart_make_an_ensemble(make_net):
-    net = EnsembleNet([make_net(), fresh(make_net())])
+    net = EnsembleNet([make_net(), reinitialised(make_net())])
     assert len(list(Ensemble(2).sample_predictions(net, torch.rand(1, 2, 28, 28), 64))) == 2
 
 
 def test_many_predictions_of_a_large_picture_fit_in_little_memory():
-    """T = 64 at S = 196608, R = 8: together the factors would take 403 MB; streamed, only a few columns are held."""
+    """T = 64, S = 196608, R = 8: all factors would take 403 MB; streamed, only a few columns are kept."""
     method = Dropout()
     net = wrap(nn.Sequential(nn.Conv2d(1, 4, 1), nn.Dropout2d(0.5)), LowRankHead(4, 8, 3))
     x = torch.rand(1, 1, 256, 256)
@@ -237,7 +237,7 @@ def test_many_predictions_of_a_large_picture_fit_in_little_memory():
 
 
 def predictions_alive(method, net, x, T):
-    """Most predictions that exist at a time while they are streamed."""
+    """The largest number of predictions alive at the same time."""
     import weakref
 
     references, most = [], 0

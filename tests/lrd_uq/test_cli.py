@@ -1,4 +1,4 @@
-"""The commands: every shipped config, a run from first step to report, and what is said of mistakes."""
+"""The command line: every shipped config, all commands on a run, and error messages."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from PIL import Image
 from realdata import colours, write_celeba, write_chairs, write_nyu
 
 import lrd_kernels as lrd
-from lrd_uq import cli, runs
+from lrd_uq import cli, runs, settings
 from lrd_uq.data import load_digits
 
-CONFIGS = sorted(file.stem for file in cli.CONFIGS.glob("*.yaml"))
+CONFIGS = settings.shipped_configs()
 SMALL = ["--data.init_args.train", "64", "--data.init_args.val", "20", "--data.init_args.test", "12"]
 SHORT = ["--data.init_args.steps_per_epoch", "3", "--trainer.max_steps", "6", "--trainer.log_every_n_steps", "1"]
 SHORT += ["--trainer.enable_progress_bar", "false", "--trainer.num_sanity_val_steps", "0"]
@@ -27,7 +27,7 @@ REAL = {"celeba_inpainting", "celeba_colourisation", "flying_chairs", "nyu_depth
 
 
 def few(config, folder):
-    """Options that make a config small; the paper's data sets are written into the folder."""
+    """Options that make a config small; writes files of the paper's data sets into the folder."""
     if config.startswith("digits"):
         split = [NET + "mean.init_args.channels", "6"] if "SplitNet" in _text(config) else []
         return [*FEW, *split]
@@ -64,7 +64,7 @@ def test_every_shipped_config_fits(config, tmp_path):
 
 @pytest.mark.parametrize("config", ["natural_inpainting", "natural_colourisation", "moving_layers", "rendered_rooms"])
 def test_pictures_of_every_task(config, tmp_path):
-    """The panel of a run, and predictions for files."""
+    """The panel of a run, and predictions from files."""
     fit(tmp_path / "run", config)
     picture = tmp_path / "panel.png"
     words = ["--items", "[1]", "--samples", "3", "--rank", "4", "--output", str(picture)]
@@ -81,14 +81,37 @@ def test_pictures_of_every_task(config, tmp_path):
 
 @pytest.mark.parametrize("config", ["cell_measurements", "regional_demand"])
 def test_panel_of_a_task_without_pictures(config, tmp_path, capsys):
-    """Sums of the outputs are drawn instead; there are no files to predict."""
+    """The panel draws sums of the outputs; prediction from files is an error."""
     fit(tmp_path / "run", config)
     words = ["--samples", "3", "--items", "[0,4]", "--output", str(tmp_path / "sums.png")]
     assert cli.main(["panel", f"--run={tmp_path / 'run'}", *words]) == 0
     assert (tmp_path / "sums.png").stat().st_size > 10_000
     Image.fromarray(colours(0, 8, 8)).save(tmp_path / "a.png")
     assert cli.main(["predict", f"--run={tmp_path / 'run'}", "--images", str(tmp_path)]) == 1
-    assert "has no predictions for folders of files" in capsys.readouterr().err
+    assert "cannot predict from files" in capsys.readouterr().err
+
+
+def test_own_config_starts_from_the_base(tmp_path):
+    """A config inherits trainer settings from the base; `callbacks` replaces its callbacks, `callbacks+` adds."""
+    own = tmp_path / "own.yaml"
+    text = _text("digits_dropout").partition("trainer:")[0]
+
+    def trainer(*lines):
+        own.write_text("\n".join([text, *lines]))
+        return settings.configure(["--config", str(own)]).config["trainer"]
+
+    def names(trainer):
+        return [callback["class_path"].rpartition(".")[2] for callback in trainer["callbacks"]]
+
+    base = trainer()
+    assert (base["gradient_clip_val"], base["max_epochs"]) == (1.0, -1)
+    assert names(base) == ["GradientFilter", "CovarianceMonitor", "Phases"]
+    changed = trainer(
+        "trainer:", "  gradient_clip_val: 0.5", "  callbacks: [{class_path: lrd_uq.monitors.GradientFilter}]"
+    )
+    assert (changed["gradient_clip_val"], names(changed)) == (0.5, ["GradientFilter"])
+    added = trainer("trainer:", "  callbacks+: [{class_path: LearningRateMonitor}]")
+    assert names(added) == [*names(base), "LearningRateMonitor"]
 
 
 def test_there_is_a_config_for_every_method():
@@ -97,7 +120,7 @@ def test_there_is_a_config_for_every_method():
 
 
 def _text(config):
-    return (cli.CONFIGS / f"{config}.yaml").read_text()
+    return (settings.CONFIGS / f"{config}.yaml").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +208,7 @@ def test_mistakes_are_told_in_a_line(tmp_path, capsys):
     assert cli.main(["fit", "--config", "no_such_config"]) == 1
     assert f"there is no config no_such_config; the package has {', '.join(CONFIGS)}" in capsys.readouterr().err
     assert cli.main(["evaluate", "--run", str(tmp_path)]) == 1
-    assert "is no run: it has no config.yaml" in capsys.readouterr().err
+    assert "is not a run: it has no config.yaml" in capsys.readouterr().err
 
 
 def test_finished_run_is_left_as_it_is(run):
@@ -199,7 +222,7 @@ def test_finished_run_is_left_as_it_is(run):
 
 @pytest.mark.slow
 def test_killed_and_started_again_ends_with_the_same_weights(tmp_path):
-    """kill -9 amid training, then the same command: the weights of a run that nobody killed, to the last bit."""
+    """After kill -9 and a restart, the final weights are bitwise those of an uninterrupted run."""
 
     def command(name):
         words = ["-m", "lrd_uq.cli", "fit", "--config", "digits_dropout", "--run", str(tmp_path / name), *FEW]

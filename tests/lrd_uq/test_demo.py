@@ -1,11 +1,11 @@
-"""The demo in small: five networks from first step to report, and what the report says."""
+"""A small run of the demo, and its report."""
 
 import json
 
 import pytest
 import torch
 
-from lrd_uq import cli, demo, demo_report, plots
+from lrd_uq import cli, demo, demo_report, plots, settings
 from lrd_uq.bayes import Dropout, predict_joint
 from lrd_uq.data.inpainting import DigitInpainting
 from lrd_uq.evaluate import Evaluation, Row
@@ -59,7 +59,7 @@ def test_claims_are_judged_by_the_numbers(output):
 
 
 def test_ordering_that_fails_is_said(tmp_path):
-    """Every row the same but for the joint, which is put below the expected weights."""
+    """All rows are equal, except for the joint, which is below the expected weights."""
     keys = {"single", "diagonal", "expected", "joint", "mixture", "joint 8", "joint 8 unfolded"}
     rows = {key: Row(key, torch.arange(5.0) - 10 * (key == "joint"), torch.ones(5)) for key in keys}
     scored = demo.Scored(Evaluation(rows, 0.1, 0.1, 0.5, None), 0.0, 1.0, 1.0, 0)
@@ -70,10 +70,10 @@ def test_ordering_that_fails_is_said(tmp_path):
 
 
 def test_networks_are_the_configs_ones(tmp_path):
-    """The demo trains what `lrd-uq fit` trains with the shipped config."""
+    """The demo trains the network of the shipped config."""
     spec = demo.specs(tmp_path, 1000, 0, 64, 200)[0]
-    cli_module = cli._configured(["--config", "digits_dropout"], {}).model
-    ours = spec.module()
+    cli_module = settings.configure(["--config", "digits_dropout"]).model
+    ours = spec.configure().model
     assert {k: v.shape for k, v in ours.net.named_parameters()} == {
         k: v.shape for k, v in cli_module.net.named_parameters()
     }
@@ -89,7 +89,7 @@ def test_options_must_be_positive(option, capsys):
 
 
 def test_panel_shows_what_it_is_given(tmp_path, make_net):
-    """More modes than there are, and no truth: nothing is drawn in their place."""
+    """Missing modes and a missing truth are left blank."""
     data, net = DigitInpainting(test=2), make_net(dropout=0.3)
     batch = data.part("test")
     mask = batch.mask[:1].flatten(1)

@@ -1,4 +1,4 @@
-"""Scores: every row against plain torch on dense matrices, calibration on data that is what it claims to be."""
+"""Scores: every row against plain torch on dense matrices, and calibration on data from a known Gaussian."""
 
 import math
 
@@ -27,7 +27,7 @@ from lrd_uq.nets import wrap
 
 @pytest.fixture
 def small():
-    """A network with dropout on 5 x 4 pictures of one channel, and a batch with masks that differ."""
+    """A network with dropout for 5 x 4 pictures of one channel, and a batch with a different mask per item."""
     torch.manual_seed(0)
     backbone = torch.nn.Sequential(torch.nn.Conv2d(1, 6, 3, padding=1), torch.nn.Dropout2d(0.4))
     head = LowRankHead(6, 2)

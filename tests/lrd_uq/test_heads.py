@@ -1,4 +1,4 @@
-"""Heads: what they emit, in which memory, and that their loss is that of the Gaussian they stand for."""
+"""Heads: shapes and memory layout of the outputs, and the loss against the density of the Gaussian."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_shapes_and_memory(layout, parametrisation):
 
 
 def test_factor_reaches_the_kernel_where_the_product_wrote_it(monkeypatch):
-    """No transpose or copy between the head's product and the loss."""
+    """The factor is not transposed or copied between the product in the head and the loss."""
     written, read = [], []
     bmm, nll_loss = torch.bmm, lrd.nll_loss
     monkeypatch.setattr(torch, "bmm", lambda *a: written.append(bmm(*a)) or written[-1])
@@ -78,8 +78,8 @@ def test_nll_is_that_of_the_gaussian(make, masked):
     target = torch.randn(3, 42)
     mask = torch.rand(3, 42) > 0.4 if masked else torch.ones(3, 42, dtype=torch.bool)
     for i in range(3):
-        mean, factor, diag = (t if t is None else t[i].double()[mask[i]] for t in head.gaussian(output))
-        factor = torch.zeros(len(mean), 1, dtype=torch.float64) if factor is None else factor
+        mean, factor, diag = (t[i].double()[mask[i]] for t in head.gaussian(output))
+        factor = factor if factor.shape[-1] else torch.zeros(len(mean), 1, dtype=torch.float64)
         wanted = torch.distributions.LowRankMultivariateNormal(mean, factor, diag).log_prob(target[i][mask[i]].double())
         got = head.nll(output, target, mask if masked else None)[i].double()
         torch.testing.assert_close(-got * mask[i].sum(), wanted, rtol=1e-5, atol=1e-3)
@@ -128,7 +128,7 @@ def test_rank_in_use_and_eps_are_saved_with_the_weights():
     assert output.factor.shape[-1] == 2
     assert other.gaussian(output).diag.min() >= 0.5
     head.rank_in_use = 0
-    assert head(torch.randn(2, 5, 6, 7)).factor is None
+    assert head(torch.randn(2, 5, 6, 7)).factor.shape == (2, 42, 0)
 
 
 def test_half_precision_features_give_float32_outputs():

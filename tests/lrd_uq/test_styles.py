@@ -1,4 +1,4 @@
-"""How tasks are drawn: what is hidden, what is not there, and what colours mean."""
+"""Drawing of tasks: hidden pixels, missing outputs, and colours."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_what_was_hidden_is_orange():
     [((1, 0), (1, 0, 0)), ((-1, 0), (0, 1, 1)), ((0, 0), (1, 1, 1)), ((0, -1), (0.5, 1, 0)), ((0.5, 0), (1, 0.5, 0.5))],
 )
 def test_colour_wheel(vector, colour):
-    """Red is right, up is between yellow and green (90 degrees), white does not move, and length saturates."""
+    """Red is right, up is between yellow and green (90 degrees), white is no motion, saturation is length."""
     field = torch.tensor(vector, dtype=torch.float32)[:, None, None]
     assert np.allclose(Flow(longest=1.0).picture(field)[0, 0], colour, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Every task: a real short training that lowers the loss and ends in a joint Gaussian, scored, sampled and drawn."""
+"""Every task: a short training lowers the loss, and its joint Gaussian can be scored, sampled and drawn."""
 
 import pytest
 import torch

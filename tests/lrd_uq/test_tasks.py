@@ -1,4 +1,4 @@
-"""The tasks: files of the true formats, whole and broken; data with no download; what a network can learn of each."""
+"""The tasks: valid and corrupt files in the formats of the data sets, and generated data."""
 
 import itertools
 
@@ -20,7 +20,7 @@ from lrd_uq.data.pictures import Colourisation, Inpainting
 from lrd_uq.data.rooms import room
 from lrd_uq.data.series import RegionalDemand, regional_demand
 from lrd_uq.data.table import CellMeasurements
-from lrd_uq.data.task import MadeItems, shares
+from lrd_uq.data.task import LazyItems, random_split
 
 
 def test_flo_files_are_read_as_written(tmp_path):
@@ -97,9 +97,9 @@ class TestCelebA:
     @pytest.mark.parametrize(
         ("file", "line", "said"),
         [
-            ("list_eval_partition.txt", "000001.jpg 7", "wants a file and 0, 1 or 2"),
-            ("CelebA-HQ-to-CelebA-mapping.txt", "3 x", "wants two numbers and a file"),
-            ("CelebA-HQ-to-CelebA-mapping.txt", "3 4 000004.jpg", "does not tell the part"),
+            ("list_eval_partition.txt", "000001.jpg 7", "must have a file name and 0, 1 or 2"),
+            ("CelebA-HQ-to-CelebA-mapping.txt", "3 x", "must have two numbers and a file name"),
+            ("CelebA-HQ-to-CelebA-mapping.txt", "3 4 000004.jpg", "which is missing in"),
         ],
     )
     def test_broken_lists_are_named(self, tmp_path, file, line, said):
@@ -123,7 +123,7 @@ class TestFlyingChairs:
         assert known.all()
 
     def test_split_of_the_paper(self):
-        train, val, test = shares(22872, 42, 0.8, 0.1)
+        train, val, test = random_split(22872, 42, 0.8, 0.1)
         assert (len(train), len(val), len(test)) == (18297, 2287, 2288)
         assert sorted(train + val + test) == list(range(22872))
 
@@ -184,14 +184,14 @@ class TestNyu:
         file, splits = folder / "nyu_depth_v2_labeled.mat", folder / "splits.mat"
         whole = file.read_bytes()
         file.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(BrokenFile, match=r"labeled\.mat is not an HDF5 file, or is not whole"):
+        with pytest.raises(BrokenFile, match=r"labeled\.mat is not an HDF5 file, or is truncated"):
             NyuDepth(str(file), str(splits)).setup()
         file.write_bytes(whole)
         savemat(splits, {"trainNdxs": [[0, 1]], "testNdxs": [[2]]})
         with pytest.raises(BrokenFile, match="does not fit 12 pairs"):
             NyuDepth(str(file), str(splits)).setup()
         splits.write_bytes(b"MATLAB 5.0 but no more")
-        with pytest.raises(BrokenFile, match=r"splits\.mat is not whole"):
+        with pytest.raises(BrokenFile, match=r"splits\.mat is corrupt or truncated"):
             NyuDepth(str(file), str(splits)).setup()
         with pytest.raises(FileNotFoundError, match=r"gone\.mat"):
             NyuDepth(str(file), str(tmp_path / "gone.mat")).setup()
@@ -209,7 +209,7 @@ def test_photographs_of_the_parts_do_not_overlap():
 
 
 def test_flow_of_moving_layers_is_exact():
-    """Warped back along its flow, the second frame is the first one, but where something came before it."""
+    """The second frame, warped back along the flow, equals the first, except at occlusions."""
     errors = []
     for seed in range(6):
         first, second, flow = moving_layers((48, 64), 2, 0, torch.Generator().manual_seed(seed))
@@ -226,7 +226,7 @@ def test_flow_of_moving_layers_is_exact():
 
 
 def test_distances_of_a_room():
-    """No wall is nearer than the camera allows, distances vary, and holes are few."""
+    """Distances are plausible and vary, and there are few holes."""
     for seed in range(5):
         picture, metres, known = room((48, 64), 0, torch.Generator().manual_seed(seed))
         assert picture.shape == (3, 48, 64)
@@ -285,9 +285,9 @@ def test_items_all_broken_are_no_batch():
         raise BrokenFile("gone.jpg is broken")
 
     with pytest.raises(BrokenFile, match="none can be read"), pytest.warns(UserWarning, match=r"gone\.jpg"):
-        MadeItems("abc", make, "skip").__getitems__([0, 1])
+        LazyItems("abc", make, "skip").__getitems__([0, 1])
     with pytest.raises(ValueError, match="on_broken must be one of"):
-        MadeItems("abc", make, "ignore")
+        LazyItems("abc", make, "ignore")
 
 
 def test_frames_to_predict_come_in_pairs(tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from lrd_uq import runs
 from lrd_uq.bayes import Dropout, Ensemble, Variational
-from lrd_uq.data.order import StepOrder
+from lrd_uq.data.order import ResumableBatchSampler
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import DiagonalHead, LowRankHead, MeanHead, Output
 from lrd_uq.module import JointUncertainty, Step
@@ -16,15 +16,14 @@ from lrd_uq.phases import Phase, Phases
 
 
 class Record(L.pytorch.Callback):
-    """What held at each step."""
+    """Records the settings at each step."""
 
     def __init__(self):
         self.seen = []
 
     def on_train_batch_end(self, trainer, module, *_):
         head, factor = module.heads[0], module.latest.output.factor
-        columns = 0 if factor is None else factor.shape[-1]
-        self.seen.append((columns, module.objective.alpha, head.eps, module.net.backbone.drop_inner.p))
+        self.seen.append((factor.shape[-1], module.objective.alpha, head.eps, module.net.backbone.drop_inner.p))
 
 
 def test_phases_go_from_diagonal_to_low_rank_to_bayesian(make_net, make_trainer, data):
@@ -33,7 +32,7 @@ def test_phases_go_from_diagonal_to_low_rank_to_bayesian(make_net, make_trainer,
         [
             Phase(0, rank=0, alpha=0.0625, bayesian=False),
             Phase(3, rank=2),
-            Phase(0.6, rank=4, alpha=0.125, eps=0.0025, bayesian=True, ramp=1),
+            Phase(0.6, rank=-1, alpha=0.125, eps=0.0025, bayesian=True, ramp=1),
         ]
     )
     module = JointUncertainty(make_net(dropout=0.3), Dropout())
@@ -152,7 +151,7 @@ def test_epochs_train_on_different_batches(make_net, make_trainer, data):
 
     watch = Watch()
     make_trainer(16, watch).fit(JointUncertainty(make_net()), datamodule=data)  # of 5 steps an epoch
-    order = StepOrder(128, 16, 16, 0)
+    order = ResumableBatchSampler(128, 16, 16, 0)
     wanted = [float(data.part("train").target[batch].sum()) for batch in order]
     assert list(watch.seen) == wanted
     assert len(set(watch.seen)) == 16
@@ -190,7 +189,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, make_net, make_trainer, d
 
 @pytest.mark.slow
 def test_two_processes_train_together(make_net, make_trainer, data):
-    """Each takes half of every batch, and the mean of their gradients is that of the batch."""
+    """Each process takes half of every batch; the mean of their gradients is that of the batch."""
     alone, together, untrained = (JointUncertainty(make_net()) for _ in range(3))
     make_trainer(4).fit(alone, datamodule=data)
     make_trainer(4, strategy="ddp_fork", devices=2, use_distributed_sampler=False).fit(together, datamodule=data)

@@ -88,7 +88,7 @@ UQ_MAY_IMPORT = {
     "bayes.laplace": {"bayes.base", "data.batch", "heads", "nets"},
     "bayes.swag": {"bayes.base", "heads", "nets"},
     "bayes.variational": {"bayes.base", "heads", "nets"},
-    "cli": {"data", "demo", "evaluate", "extra", "heads", "module", "plots", "predict", "runs"},
+    "cli": {"demo", "evaluate", "heads", "plots", "predict", "runs", "settings"},
     "data": {"data.batch", "data.digits", "data.idx"},
     "data.batch": set(),
     "data.celeba": {"data.files", "data.pictures", "data.task"},
@@ -111,8 +111,7 @@ UQ_MAY_IMPORT = {
     "data.table": {"data.batch", "data.task"},
     "data.task": {"data.batch", "data.files", "data.order", "extra", "styles"},
     "demo": {
-        *("bayes", "data.inpainting", "demo_report", "evaluate", "extra", "heads", "module", "monitors"),
-        *("nets", "phases", "plots", "predict", "runs"),
+        *("demo_report", "evaluate", "extra", "heads", "plots", "predict", "runs", "settings"),
     },
     "demo_report": {"evaluate", "plots"},
     "evaluate": {
@@ -138,6 +137,7 @@ UQ_MAY_IMPORT = {
     "plots": {"data.batch", "styles"},
     "predict": {"bayes", "data.batch", "data.task", "module", "plots"},
     "runs": {"data.order", "extra"},
+    "settings": {"extra", "module", "runs"},
     "styles": set(),
 }
 # What it may import from outside beside torch and lrd_kernels: lightning in one place, others where they are used.
@@ -149,10 +149,12 @@ UQ_OUTSIDE = {
     "data.natural": {"skimage", "torch"},
     "data.nyu": {"h5py", "numpy", "scipy", "torch"},
     "data.table": {"sklearn", "torch"},
+    "demo": {"lightning", "torch"},
     "extra": {"lightning", "torchmetrics"},
     "nets": {"monai", "torch"},
     "plots": {"matplotlib", "torch"},
     "predict": {"numpy", "torch"},
+    "settings": {"lightning"},
     "styles": {"matplotlib", "numpy", "torch"},
 }
 

@@ -1,4 +1,4 @@
-"""Bayesian methods: a file each, behind the interface of `Method`."""
+"""Bayesian methods, one file each. All of them implement the interface of `Method`."""
 
 from lrd_uq.bayes.base import Method, NoExpectedWeights, predict_joint
 from lrd_uq.bayes.dropout import Dropout

@@ -1,4 +1,4 @@
-"""What a Bayesian method must offer, and the joint Gaussian of its predictions."""
+"""The interface of a Bayesian method, and the joint Gaussian of its predictions."""
 
 from __future__ import annotations
 
@@ -14,73 +14,72 @@ from lrd_uq.data.batch import Batch
 from lrd_uq.heads import Gaussian
 from lrd_uq.nets import GaussianNet
 
-Predict = Callable[[Tensor, Tensor | None], Gaussian]  # of an input and a mask [B, S] of the outputs
+Predict = Callable[[Tensor, Tensor | None], Gaussian]  # (input, mask of the outputs [B, S])
 
 
 class NoExpectedWeights(NotImplementedError):
-    """A method whose weights have no expectation says why."""
+    """Raised by methods without meaningful expected weights; the message gives the reason."""
 
 
 class Method:
-    """A distribution over the weights of a network. This one has a single point: a deterministic network."""
+    """A distribution over the weights of a network. This base class stands for a deterministic network."""
 
-    constant_from: float | None = None  # share of the steps from which on the learning rate is level; None for never
-    constant_rate = 0.0  # its level there, as a share of the peak
+    constant_from: float | None = None  # fraction of the steps after which the learning rate is constant, if at all
+    constant_rate = 0.0  # that constant, as a fraction of the peak
 
     def prepare(self, net: GaussianNet) -> nn.Module:
-        """The network to train: with other layers, or several times over."""
+        """The network to train, for example with other layers or in several copies."""
         return net
 
     def members(self, net: nn.Module) -> Sequence[GaussianNet]:
-        """The networks inside, each with a loss of its own."""
+        """The networks that are trained, each with its own loss."""
         assert isinstance(net, GaussianNet)
         return [net]
 
     def activate(self, net: nn.Module, on: bool) -> None:
-        """Turns the randomness of training on or off; a phase may begin without it."""
+        """Turns the sampling of weights during training on or off."""
 
-    def penalty(self, net: nn.Module) -> Tensor | None:
-        """What the weights themselves cost, in nats, beside the likelihood of all training items."""
+    def kl(self, net: nn.Module) -> Tensor | None:
+        """Weighted KL divergence of the weights from their prior in nats, for the whole training set; None without."""
         return None
 
     def after_step(self, net: nn.Module, step: int, steps: float) -> None:
-        """Called after step number `step` (from 1) of `steps`: what a method gathers while training."""
+        """Called after step number `step` (counted from 1) of `steps`."""
 
-    def conclude(self, net: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:
-        """Called once after the last step, with the training items: what a method makes of a trained network. What it
-        keeps must be in the network's state."""
+    def after_training(self, net: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:
+        """Called once after the last step, with the training batches. Results must be stored in the network's state."""
 
     def sample_predictions(
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
     ) -> Iterator[Gaussian]:
-        """T predictions for `x` from T draws of the weights, one after the other.
+        """Yields T predictions for `x`, from T draws of the weights.
 
         Args:
             mask: bool [B, S], True where an output exists.
-            chunk: forward passes to make at once, where the method can: memory for time.
+            chunk: predictions per forward pass, if the method supports it; uses more memory.
         """
         yield self.expected(net)(x, mask)
 
     def expected(self, net: nn.Module) -> Predict:
-        """Predicts with the expected weights; raises `NoExpectedWeights` where there are none."""
+        """Predicts with the expected weights; raises `NoExpectedWeights` if there are none."""
         (member,) = self.members(net)
-        return quietly(member)
+        return eval_predictor(member)
 
 
-def quietly(net: GaussianNet) -> Predict:
-    """Predicts in evaluation mode, without gradients, and leaves the network as it was."""
+def eval_predictor(net: GaussianNet) -> Predict:
+    """Predicts in evaluation mode and without gradients; afterwards every module is in its previous mode."""
 
     @torch.no_grad()
     def predict(x: Tensor, mask: Tensor | None = None) -> Gaussian:
-        with evaluation(net):
+        with eval_mode(net):
             return net.gaussian(x, mask)
 
     return predict
 
 
 @contextmanager
-def evaluation(net: nn.Module) -> Iterator[None]:
-    """`net.eval()`, and afterwards every module's own mode again."""
+def eval_mode(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards every module is in its previous mode."""
     modes = {module: module.training for module in net.modules()}
     net.eval()
     try:
@@ -102,13 +101,13 @@ def predict_joint(
     chunk: int = 1,
     parts: bool = True,
 ) -> lrd.JointNormal:
-    """One Gaussian from T predictions, streamed: memory does not grow with T.
+    """One Gaussian from T predictions. They are streamed, so that memory does not grow with T.
 
     Args:
         rank: columns of the result, and of each of its parts.
         mask: bool [B, S], True where an output exists; the others get mean 0, variance 1 and no correlation.
-        chunk: forward passes at once (see `Method.sample_predictions`).
-        parts: whether the aleatoric and the epistemic part are made as well.
+        chunk: predictions per forward pass (see `Method.sample_predictions`).
+        parts: whether to compute the aleatoric and the epistemic part as well.
     """
     joint = lrd.JointAccumulator(rank)
     for prediction in method.sample_predictions(net, x, T, mask=mask, chunk=chunk):
@@ -118,6 +117,6 @@ def predict_joint(
 
 @torch.no_grad()
 def predict_with(net: GaussianNet, weights: Mapping[str, Tensor], x: Tensor, mask: Tensor | None) -> Gaussian:
-    """The prediction of a network in evaluation mode with some of its parameters replaced, by name."""
-    with evaluation(net):
+    """The prediction in evaluation mode, with some parameters replaced by name."""
+    with eval_mode(net):
         return net.head.gaussian(functional_call(net, dict(weights), (x,)), mask)

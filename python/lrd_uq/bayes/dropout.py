@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: the dropout of training stays on, and every pass is another draw of the weights."""
+"""Monte Carlo dropout: dropout stays active for predictions, so that every forward pass is a draw of the weights."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from lrd_uq.bayes.base import Method, evaluation
+from lrd_uq.bayes.base import Method, eval_mode
 from lrd_uq.heads import Gaussian
 
 
 class Dropout(Method):
-    """The network's own dropout layers; expected weights are those of evaluation mode."""
+    """Uses the dropout layers of the network. The expected weights are those of evaluation mode."""
 
     def __init__(self) -> None:
-        self._rates: dict[nn.Module, float] = {}  # of layers that a phase has turned off
+        self._rates: dict[nn.Module, float] = {}  # of the layers that are turned off
 
     def activate(self, net: nn.Module, on: bool) -> None:
         for layer in layers(net):
@@ -31,18 +31,18 @@ class Dropout(Method):
     ) -> Iterator[Gaussian]:
         (member,) = self.members(net)
         if not any(layer.p > 0 for layer in layers(net)):
-            raise ValueError("the network has no dropout layer with a rate above 0: all its predictions are the same")
+            raise ValueError("the network has no dropout layer with a rate above 0: all predictions would be the same")
         B = len(x)
         for begin in range(0, T, chunk):
             count = min(chunk, T - begin)
-            with evaluation(net):
+            with eval_mode(net):
                 for layer in layers(net):
                     layer.training = True
-                # Every item of a batch has a dropout mask of its own: one pass over copies is several draws.
+                # Every item of a batch has its own dropout mask, so one pass over copies gives several draws.
                 repeated = x.repeat(count, *(1,) * (x.dim() - 1))
                 together = member.gaussian(repeated, None if mask is None else mask.repeat(count, 1))
             for i in range(count):
-                yield Gaussian(*(None if t is None else t[i * B : (i + 1) * B] for t in together))  # type: ignore[arg-type]
+                yield Gaussian(*(t[i * B : (i + 1) * B] for t in together))
 
 
 def layers(net: nn.Module) -> list[_DropoutNd]:

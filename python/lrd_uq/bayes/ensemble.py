@@ -1,4 +1,4 @@
-"""Deep ensembles: several networks that differ by their first weights, each a draw."""
+"""Deep ensembles: several networks with different initial weights; each of them is a draw."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from lrd_uq.bayes.base import Method, NoExpectedWeights, Predict, quietly
+from lrd_uq.bayes.base import Method, NoExpectedWeights, Predict, eval_predictor
 from lrd_uq.heads import Gaussian, Output
 from lrd_uq.nets import GaussianNet
 
 
 class EnsembleNet(nn.Module):
-    """Members side by side: made by `Ensemble`, or of networks that were trained apart."""
+    """The members of an ensemble, built by `Ensemble` or from separately trained networks."""
 
     def __init__(self, members: Sequence[GaussianNet]) -> None:
         super().__init__()
@@ -25,10 +25,10 @@ class EnsembleNet(nn.Module):
 
 
 class Ensemble(Method):
-    """Independent networks, trained side by side on the same batches: no gradient goes from one to another.
+    """Independent networks, trained on the same batches at the same time.
 
     Args:
-        size: how many.
+        size: number of networks.
     """
 
     def __init__(self, size: int = 5) -> None:
@@ -37,7 +37,7 @@ class Ensemble(Method):
         self.size = size
 
     def prepare(self, net: GaussianNet) -> nn.Module:
-        return EnsembleNet([net, *(fresh(net) for _ in range(self.size - 1))])
+        return EnsembleNet([net, *(reinitialised(net) for _ in range(self.size - 1))])
 
     def members(self, net: nn.Module) -> Sequence[GaussianNet]:
         assert isinstance(net, EnsembleNet)
@@ -46,27 +46,27 @@ class Ensemble(Method):
     def sample_predictions(
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
     ) -> Iterator[Gaussian]:
-        """One prediction of each member: an ensemble has no others, so at most its size, whatever T."""
+        """One prediction per member: at most as many as there are members, even if T is larger."""
         for member in self.members(net)[:T]:
-            yield quietly(member)(x, mask)
+            yield eval_predictor(member)(x, mask)
 
     def expected(self, net: nn.Module) -> Predict:
         raise NoExpectedWeights(
             "an ensemble has no expected weights: its members lie in different minima, and the mean of their weights"
-            " is the weights of no network that was ever trained"
+            " does not describe a trained network"
         )
 
 
-def fresh(net: GaussianNet) -> GaussianNet:
-    """A copy with first weights of its own."""
+def reinitialised(net: GaussianNet) -> GaussianNet:
+    """A copy with new initial weights."""
     other = copy.deepcopy(net)
     with torch.no_grad():
-        for module in reversed(list(other.modules())):  # a parent after its children, whose weights it may scale
+        for module in reversed(list(other.modules())):  # children first: a parent may rescale their weights
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
     for (name, ours), theirs in zip(other.named_parameters(), net.parameters(), strict=True):
         constant = ours.numel() == 0 or bool((ours == ours.flatten()[0]).all())  # such as a bias of zeros
         if not constant and torch.equal(ours, theirs):
-            raise ValueError(f"{name} has no reset_parameters: all members of the ensemble would share its first value")
+            raise ValueError(f"{name} has no reset_parameters: all members would start from the same value")
     return other

@@ -1,8 +1,8 @@
-"""Laplace's approximation for the last layer: a Gaussian over the weights of the mean, about where training ended.
+"""Last-layer Laplace approximation: a Gaussian over the weights of the mean, centred at the trained weights.
 
-Its precision is the prior's plus, over the training items, `J^T Sigma^-1 J`: J is what the mean does as a weight moves,
-the features themselves, and Sigma the predicted covariance with all its correlations, whose inverse is applied by
-`lrd.solve`. Nothing else is approximated: the mean is linear in these weights.
+Its precision is that of the prior plus the sum of `J^T Sigma^-1 J` over the training items. J is the Jacobian of the
+mean with respect to these weights, that is, the features; Sigma is the predicted covariance with all correlations,
+whose inverse is applied by `lrd.solve`. The mean is linear in these weights, so the Jacobian is exact.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 import lrd_kernels as lrd
-from lrd_uq.bayes.base import Method, Predict, evaluation, predict_with, quietly
+from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor, predict_with
 from lrd_uq.data.batch import Batch
 from lrd_uq.heads import Gaussian, Output
 from lrd_uq.nets import GaussianNet, SplitNet
 
 
 class LaplaceNet(nn.Module):
-    """A network, and the Cholesky factor of its last layer's posterior precision, which is saved with it."""
+    """A network and the Cholesky factor of the posterior precision of its last layer, saved with the weights."""
 
-    tril: Tensor  # [n, n] in float64, n = outputs (channels + 1); all zeros until training has ended
+    tril: Tensor  # [n, n] in float64, n = outputs (channels + 1); all zeros before the end of training
 
     def __init__(self, net: GaussianNet) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class LaplaceNet(nn.Module):
         return self.net(x)
 
     def draw(self) -> dict[str, Tensor]:
-        """Weights and biases of the mean, by name."""
+        """A draw of the weights and biases of the mean, by name."""
         head = self.net.head
         noise = torch.randn(len(self.tril), 1, dtype=self.tril.dtype, device=self.tril.device)
         step = torch.linalg.solve_triangular(self.tril.mT, noise, upper=True).view(head.outputs, -1)
@@ -43,12 +43,12 @@ class LaplaceNet(nn.Module):
 
 
 class Laplace(Method):
-    """The last layer of the mean.
+    """Laplace approximation of the last layer of the mean.
 
     Args:
-        prior_std: of its weights.
-        temperature: of the posterior: above 1, wider. Outputs that are more alike than the predicted covariance says
-            make the posterior too narrow.
+        prior_std: prior standard deviation of the weights.
+        temperature: values above 1 widen the posterior, which is too narrow if outputs are more strongly correlated
+            than the predicted covariance says.
     """
 
     def __init__(self, prior_std: float = 1.0, temperature: float = 1.0) -> None:
@@ -56,17 +56,17 @@ class Laplace(Method):
 
     def prepare(self, net: GaussianNet) -> nn.Module:
         if isinstance(net, SplitNet):
-            raise ValueError("the last layer of a SplitNet's mean is not that of its head")
+            raise ValueError("Laplace does not support a SplitNet: its mean is not predicted by its head")
         return LaplaceNet(net)
 
     def members(self, net: nn.Module) -> Sequence[GaussianNet]:
         return [_of(net).net]
 
     @torch.no_grad()
-    def conclude(self, net: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:
+    def after_training(self, net: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:
         own = _of(net)
         precision = torch.eye(len(own.tril), dtype=own.tril.dtype, device=own.tril.device) / self.prior_std**2
-        with evaluation(own.net):
+        with eval_mode(own.net):
             for batch in batches():
                 precision += curvature(own.net, batch)
         own.tril.copy_(torch.linalg.cholesky(precision / self.temperature))
@@ -81,17 +81,15 @@ class Laplace(Method):
             yield predict_with(own.net, own.draw(), x, mask)
 
     def expected(self, net: nn.Module) -> Predict:
-        return quietly(_of(net).net)
+        return eval_predictor(_of(net).net)
 
 
 def curvature(net: GaussianNet, batch: Batch) -> Tensor:
-    """Sum over a batch of `J^T Sigma^-1 J`, in float64: [n, n], each output's channels and bias together."""
+    """Sum of `J^T Sigma^-1 J` over a batch, in float64: [n, n], ordered by output, then channels and bias."""
     head = net.head
     features = net.backbone(batch.input)
     mask = None if batch.mask is None else head.flat(batch.mask)
     _, factor, diag = head.gaussian(head(features), mask)
-    if factor is None:
-        factor = diag.new_zeros(*diag.shape, 0)
     features = head.positions_last(features).to(diag)  # [B, C, positions]
     B, _, positions = features.shape
     columns = torch.cat([features, torch.ones_like(features[:, :1])], 1)  # [B, C + 1, positions]

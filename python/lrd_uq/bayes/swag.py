@@ -1,7 +1,9 @@
-"""SWAG (Maddox et al. 2019): a Gaussian over all weights from where the last steps of training went.
+"""SWAG (Maddox et al. 2019): a Gaussian over all weights, from snapshots taken during the last steps of training.
 
-Its mean is that of snapshots along the way, its covariance half the diagonal of their variances, half the low-rank part
-of the last ones: with z ~ N(0, I), `w = mean + (sqrt(variance) z_1 + A z_2 / sqrt(K - 1)) / sqrt(2)`.
+Its mean is the mean of the snapshots. One half of its covariance is the diagonal of their variances, the other half is
+the low-rank covariance of the last K. With z ~ N(0, I),
+
+    w = mean + (sqrt(variance) z_1 + A z_2 / sqrt(K - 1)) / sqrt(2)
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from lrd_uq.nets import GaussianNet
 
 
 class SwagNet(nn.Module):
-    """A network, and the moments of its snapshots, which are saved with it."""
+    """A network and the moments of its snapshots, saved with the weights."""
 
-    mean: Tensor  # [n], over all trained weights
-    square: Tensor  # [n]
-    deviations: Tensor  # [K, n], of the last snapshots from the mean at their time
-    count: Tensor  # snapshots so far
+    mean: Tensor  # [n], over all trainable weights
+    square: Tensor  # [n], mean of the squares
+    deviations: Tensor  # [K, n], last snapshots minus the mean at that time
+    count: Tensor  # number of snapshots so far
 
     def __init__(self, net: GaussianNet, columns: int) -> None:
         super().__init__()
@@ -36,21 +38,21 @@ class SwagNet(nn.Module):
     def forward(self, x: Tensor) -> Output:
         return self.net(x)
 
-    def trained(self) -> dict[str, Tensor]:
+    def trainable(self) -> dict[str, Tensor]:
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
 
     def weights(self) -> Tensor:
-        """All trained weights, one after the other: [n]."""
-        return torch.cat([p.detach().flatten() for p in self.trained().values()])
+        """All trainable weights, concatenated: [n]."""
+        return torch.cat([p.detach().flatten() for p in self.trainable().values()])
 
     def by_name(self, weights: Tensor) -> dict[str, Tensor]:
-        """[n] as the network's parameters."""
-        parts = weights.split([p.numel() for p in self.trained().values()])
-        return {name: part.view_as(p) for (name, p), part in zip(self.trained().items(), parts, strict=True)}
+        """Concatenated weights [n] as parameters of the network."""
+        parts = weights.split([p.numel() for p in self.trainable().values()])
+        return {name: part.view_as(p) for (name, p), part in zip(self.trainable().items(), parts, strict=True)}
 
     @torch.no_grad()
-    def take(self) -> None:
-        """A snapshot."""
+    def snapshot(self) -> None:
+        """Adds the current weights to the moments."""
         weights, count = self.weights(), float(self.count)
         self.mean.mul_(count / (count + 1)).add_(weights / (count + 1))
         self.square.mul_(count / (count + 1)).add_(weights.square() / (count + 1))
@@ -58,6 +60,7 @@ class SwagNet(nn.Module):
         self.count += 1
 
     def draw(self) -> Tensor:
+        """A draw of all trainable weights: [n]."""
         used = min(int(self.count), len(self.deviations))
         spread = (self.square - self.mean.square()).clamp(min=0).sqrt()
         noise = torch.randn(used, device=self.mean.device)
@@ -66,13 +69,13 @@ class SwagNet(nn.Module):
 
 
 class Swag(Method):
-    """Snapshots of the last part of training, at a level learning rate.
+    """Takes snapshots of the weights during the last part of training, at a constant learning rate.
 
     Args:
-        start: share of the steps after which they begin.
-        snapshots: how many are taken, evenly.
-        columns: of the low-rank part: the last snapshots.
-        rate: learning rate meanwhile, as a share of the peak. Higher rates walk further.
+        start: fraction of the steps after which snapshots are taken.
+        snapshots: number of snapshots, evenly spaced.
+        columns: rank of the low-rank part: the number of snapshots, counted from the end, that it is built from.
+        rate: the constant learning rate, as a fraction of the peak. A higher rate gives a wider distribution.
     """
 
     def __init__(self, start: float = 0.6, snapshots: int = 40, columns: int = 20, rate: float = 0.2) -> None:
@@ -85,7 +88,9 @@ class Swag(Method):
 
     def prepare(self, net: GaussianNet) -> nn.Module:
         if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in net.modules()):
-            raise ValueError("batch normalisation with running statistics does not fit SWAG: they belong to no draw")
+            raise ValueError(
+                "SWAG does not support batch normalisation with running statistics: they do not match drawn weights"
+            )
         return SwagNet(net, self.columns)
 
     def members(self, net: nn.Module) -> Sequence[GaussianNet]:
@@ -95,17 +100,17 @@ class Swag(Method):
         first = self.start * steps
         every = (steps - first) / self.snapshots
         if step > first and math.floor((step - first) / every) > math.floor((step - 1 - first) / every):
-            _of(net).take()
+            _of(net).snapshot()
 
     def sample_predictions(
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
     ) -> Iterator[Gaussian]:
-        own = self._walked(net)
+        own = self._with_snapshots(net)
         for _ in range(T):
             yield predict_with(own.net, own.by_name(own.draw()), x, mask)
 
     def expected(self, net: nn.Module) -> Predict:
-        own = self._walked(net)
+        own = self._with_snapshots(net)
 
         def predict(x: Tensor, mask: Tensor | None = None) -> Gaussian:
             return predict_with(own.net, own.by_name(own.mean), x, mask)
@@ -113,7 +118,7 @@ class Swag(Method):
         return predict
 
     @staticmethod
-    def _walked(net: nn.Module) -> SwagNet:
+    def _with_snapshots(net: nn.Module) -> SwagNet:
         own = _of(net)
         if own.count < 2:
             raise ValueError("SWAG has no snapshots yet: train to the end first")

@@ -1,8 +1,8 @@
 """Stochastic variational inference: a Gaussian for every weight of the backbone's convolutions and linear layers.
 
-Training uses local reparameterisation: noise is drawn for the activations, whose variance is a convolution of the
-squared input with the weights' variances. Predictions draw the weights themselves, one draw for a whole pass, so that
-what the draws differ in is correlated over the picture as the weights make it.
+Training uses local reparameterisation: noise is added to the activations, whose variance is the convolution of the
+squared input with the variances of the weights. Predictions draw the weights themselves, once per forward pass, so that
+the differences between predictions have the correlations that the weights cause.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
-from lrd_uq.bayes.base import Method, Predict, evaluation, quietly
+from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor
 from lrd_uq.heads import Gaussian, MeanHead
 from lrd_uq.nets import GaussianNet
 
@@ -24,12 +24,12 @@ NOISES = ("none", "activations", "weights")
 
 
 class VariationalLayer(nn.Module):
-    """A convolution or linear layer with independent Gaussian weights; its bias stays a number.
+    """A convolution or linear layer with independent Gaussian weights and a deterministic bias.
 
     Args:
-        layer: its weight is the mean; it keeps all its options.
-        prior_std: of the weights' prior `N(0, prior_std^2)`.
-        initial_std: where the weights' standard deviations start.
+        layer: the layer to convert; its weight becomes the mean, its options are kept.
+        prior_std: standard deviation of the prior `N(0, prior_std^2)` of every weight.
+        initial_std: initial standard deviation of every weight.
     """
 
     def __init__(self, layer: nn.Module, prior_std: float, initial_std: float) -> None:
@@ -37,12 +37,12 @@ class VariationalLayer(nn.Module):
         self.layer, self.prior_std = layer, prior_std
         self.initial_std = initial_std
         self.raw_std = nn.Parameter(torch.empty_like(self.mean))
-        self.noise = "activations"  # in training mode; in evaluation mode there is none, unless it is "weights"
+        self.noise = "activations"  # evaluation mode adds no noise, except for "weights"
         self.reset_parameters()
         self.train(layer.training)
 
     def reset_parameters(self) -> None:
-        """Of the deviations; the layer has its own for the means."""
+        """Resets the standard deviations; the inner layer resets the means."""
         nn.init.constant_(self.raw_std, math.log(self.initial_std))
 
     @property
@@ -63,19 +63,19 @@ class VariationalLayer(nn.Module):
         if self.layer.bias is not None:
             parameters["bias"] = torch.zeros_like(self.layer.bias)  # type: ignore[arg-type]
         variance = functional_call(self.layer, parameters, (x.square(),))
-        # The root's slope is infinite at 0, which is what an input of zeros gives.
+        # An input of zeros has variance 0, where the derivative of the square root is infinite.
         return out + variance.clamp(min=1e-16).sqrt() * torch.randn_like(out)
 
     def kl(self) -> Tensor:
-        """KL(q || prior) of all weights, in nats."""
+        """KL divergence of the weights from their prior, in nats."""
         ratio = (self.std / self.prior_std).square()
         return 0.5 * (ratio + (self.mean / self.prior_std).square() - 1 - ratio.log()).sum()
 
 
 def to_variational(module: nn.Module, prior_std: float = 0.1, initial_std: float = 0.01) -> nn.Module:
-    """Gives every convolution (transposed ones too) and linear layer of a network Gaussian weights, in place.
+    """Gives every convolution (including transposed ones) and linear layer of a network Gaussian weights, in place.
 
-    Returns the module, or the layer that takes its place where it is itself such a layer.
+    Returns the module, or its replacement if the module is itself such a layer.
     """
     if isinstance(module, (_ConvNd, nn.Linear)):
         return VariationalLayer(module, prior_std, initial_std)
@@ -86,13 +86,14 @@ def to_variational(module: nn.Module, prior_std: float = 0.1, initial_std: float
 
 
 class Variational(Method):
-    """Variational layers in the backbone; the head stays a point estimate.
+    """Variational layers in the backbone; the head stays deterministic.
 
     Args:
-        prior_std: of every weight.
-        kl_weight: of the KL divergence. The objective weighs the likelihood with alpha, 0.125: with the same weight,
-            the two are in the proportion of the evidence lower bound. With 1, the prior outweighs the digits.
-        initial_std: of every weight.
+        prior_std: prior standard deviation of every weight.
+        kl_weight: weight of the KL divergence. The objective weights the likelihood by alpha, 0.125 by default; with
+            the same value here the two have the proportions of the evidence lower bound. With 1, the prior outweighs
+            the data of the digits configs.
+        initial_std: initial standard deviation of every weight.
     """
 
     def __init__(self, prior_std: float = 0.1, kl_weight: float = 0.125, initial_std: float = 0.01) -> None:
@@ -100,7 +101,7 @@ class Variational(Method):
 
     def prepare(self, net: GaussianNet) -> nn.Module:
         for name, part in list(net.named_children()):
-            if not isinstance(part, MeanHead):  # a SplitNet has two backbones
+            if not isinstance(part, MeanHead):  # all backbones: a SplitNet has two
                 setattr(net, name, to_variational(part, self.prior_std, self.initial_std))
         if not layers(net):
             raise ValueError("the backbone has no convolution or linear layer that could be made variational")
@@ -110,7 +111,7 @@ class Variational(Method):
         for layer in layers(net):
             layer.noise = "activations" if on else "none"
 
-    def penalty(self, net: nn.Module) -> Tensor | None:
+    def kl(self, net: nn.Module) -> Tensor | None:
         active = [layer.kl() for layer in layers(net) if layer.noise != "none"]
         return self.kl_weight * torch.stack(active).sum() if active else None
 
@@ -119,9 +120,9 @@ class Variational(Method):
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
     ) -> Iterator[Gaussian]:
         (member,) = self.members(net)
-        for _ in range(T):  # one draw of the weights serves one pass, whatever the chunk
+        for _ in range(T):  # one draw of the weights per pass: `chunk` has no effect
             before = [(layer, layer.noise) for layer in layers(net)]
-            with evaluation(net):
+            with eval_mode(net):
                 for layer, _ in before:
                     layer.noise = "weights"
                 try:
@@ -133,7 +134,7 @@ class Variational(Method):
 
     def expected(self, net: nn.Module) -> Predict:
         (member,) = self.members(net)
-        return quietly(member)  # in evaluation mode the layers use their means
+        return eval_predictor(member)  # in evaluation mode the layers use their means
 
 
 def layers(net: nn.Module) -> list[VariationalLayer]:

@@ -1,4 +1,4 @@
-"""Data to fit and test on. The tasks, `lrd_uq.data.inpainting` and others, need the training extra."""
+"""Data sets and tasks. The tasks (`lrd_uq.data.inpainting` and others) need the training extra."""
 
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.digits import Digits, load_digits

@@ -1,4 +1,4 @@
-"""What every task gives a network: an input, a target, and where the target exists."""
+"""The batch format of all tasks: input, target, and a mask of the targets that exist."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """A batch, or without its first dimension one item."""
+    """A batch, or a single item without the batch dimension."""
 
-    input: Tensor  # [B, ...], whatever the backbone takes
-    target: Tensor  # [B, outputs, ...] as the head's features, or [B, ..., outputs] where they come last
-    mask: Tensor | None  # bool, of the target's shape: True where it exists and counts
+    input: Tensor  # [B, ...], the input of the backbone
+    target: Tensor  # [B, outputs, ...], or [B, ..., outputs] for heads with features_last=True
+    mask: Tensor | None  # bool, same shape as target: True where it exists; None if all of it does

@@ -12,23 +12,23 @@ from lrd_uq.data.pictures import Inpainting, PictureTask, Question
 from lrd_uq.data.task import at_most
 
 MAPPING, PARTITION, IMAGES = "CelebA-HQ-to-CelebA-mapping.txt", "list_eval_partition.txt", "CelebA-HQ-img"
-# 119 x 250 of 256 x 256 pixels over the eyes: the 29,750 pixels that the paper counts; it does not say where they lie.
+# 119 x 250 of 256 x 256 pixels over the eyes: the paper has 29,750 hidden pixels, and does not say where.
 EYES = (60 / 256, 3 / 256, 179 / 256, 253 / 256)
 
 
 class CelebA(PictureTask):
-    """Faces from a folder as CelebAMask-HQ and CelebA are handed out:
+    """Faces, from a folder with the files of CelebAMask-HQ and CelebA as they are distributed:
 
         CelebA-HQ-img/0.jpg ...               the pictures, .jpg or .png
-        CelebA-HQ-to-CelebA-mapping.txt       a heading, then: number, number in CelebA, file in CelebA
-        list_eval_partition.txt               file in CelebA, and 0 for training, 1 for validation, 2 for test
+        CelebA-HQ-to-CelebA-mapping.txt       a header, then: number, number in CelebA, file name in CelebA
+        list_eval_partition.txt               file name in CelebA, and 0 (training), 1 (validation) or 2 (test)
 
     Args:
-        folder: that holds them.
-        question: `Inpainting` (None: the eyes) or `Colourisation`.
-        size: height and width that pictures are brought to.
-        train, val, test: how many of each at most; None for all.
-        on_broken: "refuse" or "skip" pictures that cannot be read.
+        folder: folder of the files.
+        question: `Inpainting` (None: of the eyes) or `Colourisation`.
+        size: height and width to which pictures are resized.
+        train, val, test: maximum number of items of each part; None for all.
+        on_broken: "refuse" (raise an error) or "skip" pictures that cannot be read.
         batch_size, steps_per_epoch, seed, workers: see `Task`.
     """
 
@@ -57,20 +57,24 @@ class CelebA(PictureTask):
         return read_colour(source, self.size)
 
     def split(self) -> tuple[list[Path], list[Path], list[Path]]:
-        """Files of the three parts, in the order of their numbers."""
+        """The files of the three parts, in the order of the mapping file."""
         partition = self.folder / PARTITION
         parts: dict[str, int] = {}
         for words in read_lines(partition):
             if len(words) != 2 or words[1] not in ("0", "1", "2"):
-                raise BrokenFile(f"{partition} wants a file and 0, 1 or 2 in every line; got {' '.join(words)!r}")
+                raise BrokenFile(
+                    f"{partition} must have a file name and 0, 1 or 2 in every line; got {' '.join(words)!r}"
+                )
             parts[words[0]] = int(words[1])
         mapping = self.folder / MAPPING
         found: tuple[list[Path], list[Path], list[Path]] = ([], [], [])
         for words in read_lines(mapping)[1:]:
             if len(words) != 3 or not words[0].isdecimal():
-                raise BrokenFile(f"{mapping} wants two numbers and a file in every line; got {' '.join(words)!r}")
+                raise BrokenFile(
+                    f"{mapping} must have two numbers and a file name in every line; got {' '.join(words)!r}"
+                )
             if words[2] not in parts:
-                raise BrokenFile(f"{mapping} has {words[2]}, of which {partition.name} does not tell the part")
+                raise BrokenFile(f"{mapping} names {words[2]}, which is missing in {partition.name}")
             found[parts[words[2]]].append(self._picture(words[0]))
         if not all(found):
             raise BrokenFile(f"{mapping} and {partition.name} leave a part empty: {[len(files) for files in found]}")
@@ -80,4 +84,4 @@ class CelebA(PictureTask):
         for suffix in (".jpg", ".png"):
             if (path := self.folder / IMAGES / f"{number}{suffix}").is_file():
                 return path
-        return self.folder / IMAGES / f"{number}.jpg"  # named, should it be asked for
+        return self.folder / IMAGES / f"{number}.jpg"  # missing: reading it raises an error with this name

@@ -1,4 +1,4 @@
-"""Depth: a picture in, the distance of every pixel out."""
+"""Depth estimation: the distance of every pixel of a picture."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from lrd_uq.data import motorcycle
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.files import read_colour, resize, resize_known
-from lrd_uq.data.natural import generator_of
+from lrd_uq.data.natural import item_generator
 from lrd_uq.data.nyu import NyuFile, read_splits
 from lrd_uq.data.rooms import room
-from lrd_uq.data.task import Datasets, Task, at_most, made, numbered, shares
+from lrd_uq.data.task import Datasets, Task, at_most, lazy_datasets, numbered_keys, random_split
 from lrd_uq.styles import Depth
 
 
 class DepthTask(Task):
-    """Input [3, H, W], target [1, H, W] in metres, mask: where it was measured."""
+    """Input: picture [3, H, W]. Target: distances [1, H, W] in metres. Mask: where they were measured."""
 
     style = Depth()
 
@@ -38,19 +38,19 @@ class DepthTask(Task):
 
 
 class NyuDepth(DepthTask):
-    """NYU Depth v2, its labelled pairs: `nyu_depth_v2_labeled.mat` and `splits.mat` with the official split. A fifth of
-    the training pairs is kept for validation.
+    """The labelled pairs of NYU Depth v2: `nyu_depth_v2_labeled.mat`, with the official split of `splits.mat`. A fifth
+    of the training pairs is used for validation.
 
-    (The paper tells of 695 training and 174 validation pairs beside the 654 of the official test split; the file has
-    1,449 pairs, of which 795 are not test pairs: 636 and 159 here.)
+    (The paper has 695 training and 174 validation pairs beside the 654 of the official test split. The file has 1,449
+    pairs, of which 795 are not test pairs: here 636 and 159.)
 
     Args:
-        file: `nyu_depth_v2_labeled.mat`, an HDF5 file of MATLAB.
-        splits: `splits.mat`, whose numbers begin with 1.
-        raw: distances as the camera gave them, with holes, instead of those filled in.
-        size: height and width that pictures are brought to.
-        train, val, test: how many of each at most; None for all.
-        on_broken: "refuse" or "skip" pairs that cannot be read.
+        file: `nyu_depth_v2_labeled.mat`, an HDF5 file written by MATLAB.
+        splits: `splits.mat`, which counts from 1.
+        raw: use the distances of the camera, with holes, instead of the filled-in ones.
+        size: height and width to which pictures are resized.
+        train, val, test: maximum number of items of each part; None for all.
+        on_broken: "refuse" (raise an error) or "skip" pairs that cannot be read.
         batch_size, steps_per_epoch, seed, workers: see `Task`.
     """
 
@@ -76,9 +76,9 @@ class NyuDepth(DepthTask):
     def datasets(self) -> Datasets:
         count = len(self.file)
         known, held_out = read_splits(self.splits, count)
-        kept, _, chosen = shares(len(known), self.seed, 0.8, 0.0)
+        kept, _, chosen = random_split(len(known), self.seed, 0.8, 0.0)
         parts = ([known[i] for i in kept], [known[i] for i in chosen], held_out)
-        return made(at_most(parts, self.most), self.pair, self.on_broken)
+        return lazy_datasets(at_most(parts, self.most), self.pair, self.on_broken)
 
     def pair(self, number: int) -> Batch:
         picture, metres = self.file.pair(number, self.raw)
@@ -87,12 +87,12 @@ class NyuDepth(DepthTask):
 
 
 class RenderedRooms(DepthTask):
-    """Depth with no download: rooms with boxes in them, walls papered with photographs. The distances have holes, as
-    those of a real camera have.
+    """Depth without a download: rendered rooms with boxes, whose walls show photographs. The distances have holes, like
+    those of a real camera.
 
     Args:
         size: height and width of a picture.
-        train, val, test: how many rooms of each.
+        train, val, test: number of rooms of each part.
         test_on: "generated", or "motorcycle" for a real picture with measured distances.
         batch_size, steps_per_epoch, seed, workers: see `Task`.
     """
@@ -114,10 +114,10 @@ class RenderedRooms(DepthTask):
         self.counts, self.test_on = (train, val, test), test_on
 
     def datasets(self) -> Datasets:
-        train, val, test = numbered(self.counts)
-        return made((train, val, test[:1] if self.test_on == "motorcycle" else test), self.view, keep=True)
+        train, val, test = numbered_keys(self.counts)
+        return lazy_datasets((train, val, test[:1] if self.test_on == "motorcycle" else test), self.view, keep=True)
 
     def view(self, key: tuple[int, int]) -> Batch:
-        if key[0] == 2 and self.test_on == "motorcycle":  # one picture, and so one item
+        if key[0] == 2 and self.test_on == "motorcycle":  # a single picture
             return Batch(*motorcycle.depth(self.size))
-        return Batch(*room(self.size, key[0], generator_of(self.seed, *key)))
+        return Batch(*room(self.size, key[0], item_generator(self.seed, *key)))

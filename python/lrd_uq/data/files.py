@@ -1,4 +1,4 @@
-"""Pictures, flow fields and lists from files. A file that is not whole is named: `BrokenFile`."""
+"""Reads pictures, flow fields and lists. A corrupt file raises `BrokenFile` with its name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 FLO_MAGIC = 202021.25  # the first four bytes of every .flo file, as a float
-UNKNOWN_FLOW = 1e9  # larger numbers stand for a flow that is not known
+UNKNOWN_FLOW = 1e9  # larger numbers mark unknown flow
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm")
 
 
@@ -19,7 +19,7 @@ class BrokenFile(ValueError):
 
 
 def read_grey(path: Path, side: int) -> Tensor:
-    """A picture in grey, [side, side] in [0, 1]. One that cannot be read or has another size is named and refused."""
+    """A greyscale picture, [side, side] in [0, 1]; raises `BrokenFile` if it has another size or cannot be read."""
     grey = torch.from_numpy(_read(path, "L"))
     if grey.shape != (side, side):
         raise BrokenFile(f"{path} must have {side} x {side} pixels; got {grey.shape[1]} x {grey.shape[0]}")
@@ -27,7 +27,7 @@ def read_grey(path: Path, side: int) -> Tensor:
 
 
 def read_colour(path: Path, size: tuple[int, int] | None = None) -> Tensor:
-    """A picture in colour, [3, H, W] in [0, 1]; with `size` (H, W) brought to it by averaging."""
+    """An RGB picture, [3, H, W] in [0, 1], resized to `size` (H, W) if given."""
     picture = torch.from_numpy(_read(path, "RGB")).movedim(-1, 0)
     return picture if size is None else resize(picture, size)
 
@@ -43,14 +43,17 @@ def _read(path: Path, mode: str) -> np.ndarray:
 
 
 def resize(values: Tensor, size: tuple[int, int]) -> Tensor:
-    """[C, H, W] at another size, each pixel a mean of those it covers."""
+    """Resizes [C, H, W]; each new pixel is a weighted mean of those that it covers."""
     if values.shape[-2:] == size:
         return values
     return F.interpolate(values[None], size, mode="bilinear", antialias=True, align_corners=False)[0]
 
 
 def resize_known(values: Tensor, known: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """[C, H, W] at another size by means of what is known (bool, same shape), and where at least half was."""
+    """Resizes [C, H, W] by averaging the `known` values (bool, same shape).
+
+    Also returns where at least half of the covered values are known.
+    """
     share = resize(known.to(values.dtype), size)
     sums = resize(torch.where(known, values, 0), size)
     enough = share >= 0.5
@@ -58,7 +61,7 @@ def resize_known(values: Tensor, known: Tensor, size: tuple[int, int]) -> tuple[
 
 
 def read_flo(path: Path) -> Tensor:
-    """A flow field of Middlebury's .flo format: [2, H, W], horizontal and vertical, in pixels."""
+    """Reads a flow field in Middlebury's .flo format: [2, H, W], horizontal and vertical, in pixels."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -74,7 +77,7 @@ def read_flo(path: Path) -> Tensor:
 
 
 def write_flo(path: Path, flow: Tensor) -> None:
-    """A field [2, H, W] as .flo."""
+    """Writes a flow field [2, H, W] in the .flo format."""
     height, width = flow.shape[-2:]
     numbers = flow.movedim(0, -1).contiguous().numpy().astype("<f4")
     header = np.array([FLO_MAGIC], "<f4").tobytes() + np.array([width, height], "<i4").tobytes()
@@ -82,12 +85,12 @@ def write_flo(path: Path, flow: Tensor) -> None:
 
 
 def known_flow(flow: Tensor) -> Tensor:
-    """Where a field [2, H, W] is known: bool of its shape."""
-    return (flow.abs() < UNKNOWN_FLOW).all(0, keepdim=True).expand_as(flow)  # NaN is not below it
+    """Where a flow field [2, H, W] is known: bool, same shape."""
+    return (flow.abs() < UNKNOWN_FLOW).all(0, keepdim=True).expand_as(flow)  # False for NaN
 
 
 def pictures_of(folder: Path) -> list[Path]:
-    """All pictures of a folder, by name."""
+    """All pictures of a folder, sorted by name."""
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
     found = sorted(file for file in folder.iterdir() if file.suffix.lower() in PICTURES)
@@ -97,7 +100,7 @@ def pictures_of(folder: Path) -> list[Path]:
 
 
 def read_lines(path: Path) -> list[list[str]]:
-    """The words of every line that has some."""
+    """The words of every non-empty line."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:

@@ -1,4 +1,4 @@
-"""Optical flow: two frames in, the motion of every pixel of the first one out."""
+"""Optical flow: the motion of every pixel of the first of two frames."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from lrd_uq.data import motorcycle
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.files import BrokenFile, known_flow, pictures_of, read_colour, read_flo, read_lines, resize_known
 from lrd_uq.data.layers import moving_layers
-from lrd_uq.data.natural import generator_of
-from lrd_uq.data.task import Datasets, Task, at_most, made, numbered, shares
+from lrd_uq.data.natural import item_generator
+from lrd_uq.data.task import Datasets, Task, at_most, lazy_datasets, numbered_keys, random_split
 from lrd_uq.styles import Flow
 
-CHANGE = 4.0  # times the difference of two frames
+CHANGE = 4.0  # scale of the difference between two frames in the input
 
 
 class FlowTask(Task):
-    """Input [6, H, W]: the first frame, and how the second one differs from it, times 4, without which a network takes
-    long to see that the two are nearly the same; target [2, H, W]: motion right and down, in units of `unit` pixels of
-    the size in use; mask: where it is known."""
+    """Input [6, H, W]: the first frame, and four times the difference between the second and the first (the frames are
+    nearly equal, and networks learn faster from their scaled difference). Target [2, H, W]: motion to the right and
+    down, in units of `unit` pixels after resizing. Mask: where the motion is known."""
 
     style = Flow()
 
@@ -38,11 +38,11 @@ class FlowTask(Task):
         self.size, self.unit = (int(size[0]), int(size[1])), unit
 
     def item(self, first: Tensor, second: Tensor, flow: Tensor, known: Tensor) -> Batch:
-        """From frames [3, H, W] and motion in pixels [2, H, W]."""
+        """An item from two frames [3, H, W] and the motion in pixels [2, H, W]."""
         return Batch(torch.cat([first, CHANGE * (second - first)]), flow / self.unit, known)
 
     def inputs_of(self, folder: Path) -> list[Path]:
-        """First frames, named `<name>_img1.<ending>`."""
+        """The first frames of a folder, named `<name>_img1.<extension>`."""
         found = [path for path in pictures_of(folder) if path.stem.endswith("_img1")]
         if not found:
             raise FileNotFoundError(f"{folder} has no first frame <name>_img1.png (or .ppm, .jpg)")
@@ -56,20 +56,20 @@ class FlowTask(Task):
 
 
 class FlyingChairs(FlowTask):
-    """Flying Chairs as it is handed out: `00001_img1.ppm`, `00001_img2.ppm` and `00001_flow.flo` in one folder.
+    """Flying Chairs as it is distributed: `00001_img1.ppm`, `00001_img2.ppm` and `00001_flow.flo` in one folder.
 
-    Without a split file the pairs are split 80, 10 and 10 % in an order that the seed fixes: 18,297, 2,287 and 2,288 of
-    all 22,872, as the paper has them.
+    Without a split file, the pairs are split randomly into 80, 10 and 10 %: 18,297, 2,287 and 2,288 of all 22,872, as
+    in the paper.
 
     Args:
-        folder: that holds them.
-        split: a file with 1 (training), 2 (validation) or 3 (test) for every pair, in their order. Where no line has a
-            3, as in `FlyingChairs_train_val.txt`, the pairs of 2 are the test pairs, and a tenth of those of 1 is kept
+        folder: folder of the files.
+        split: file with 1 (training), 2 (validation) or 3 (test) for every pair, in order. If there is no 3, as in
+            `FlyingChairs_train_val.txt`, the pairs marked 2 are the test pairs, and a tenth of those marked 1 is used
             for validation.
-        size: height and width that frames are brought to; motion shrinks with them.
-        unit: pixels that count as 1.
-        train, val, test: how many of each at most; None for all.
-        on_broken: "refuse" or "skip" files that cannot be read.
+        size: height and width to which frames are resized; the motion is scaled accordingly.
+        unit: motion in pixels that corresponds to a target of 1.
+        train, val, test: maximum number of items of each part; None for all.
+        on_broken: "refuse" (raise an error) or "skip" pairs that cannot be read.
         batch_size, steps_per_epoch, seed, workers: see `Task`.
     """
 
@@ -95,7 +95,7 @@ class FlyingChairs(FlowTask):
     def datasets(self) -> Datasets:
         names = self.names()
         parts = [[names[i] for i in part] for part in self.split(len(names))]
-        return made(at_most(parts, self.most), self.pair, self.on_broken)
+        return lazy_datasets(at_most(parts, self.most), self.pair, self.on_broken)
 
     def names(self) -> list[str]:
         if not self.folder.is_dir():
@@ -107,34 +107,34 @@ class FlyingChairs(FlowTask):
 
     def split(self, count: int) -> tuple[list[int], list[int], list[int]]:
         if self.split_file is None:
-            return shares(count, self.seed, 0.8, 0.1)
+            return random_split(count, self.seed, 0.8, 0.1)
         path = Path(self.split_file)
         words = [line[0] for line in read_lines(path)]
         if len(words) != count or set(words) - {"1", "2", "3"}:
-            raise BrokenFile(f"{path} wants 1, 2 or 3 for each of {count} pairs; it has {len(words)} lines")
+            raise BrokenFile(f"{path} must have 1, 2 or 3 for each of {count} pairs; it has {len(words)} lines")
         train, val, test = ([i for i, word in enumerate(words) if word == part] for part in "123")
         if not test:
-            kept, _, held_out = shares(len(train), self.seed, 0.9, 0.0)
+            kept, _, held_out = random_split(len(train), self.seed, 0.9, 0.0)
             train, val, test = [train[i] for i in kept], [train[i] for i in held_out], val
         return train, val, test
 
     def pair(self, name: str) -> Batch:
         first, second = (read_colour(self.folder / f"{name}_img{i}.ppm", self.size) for i in (1, 2))
         flow = read_flo(self.folder / f"{name}_flow.flo")
-        shrink = torch.tensor([self.size[1] / flow.shape[2], self.size[0] / flow.shape[1]])[:, None, None]
+        scale = torch.tensor([self.size[1] / flow.shape[2], self.size[0] / flow.shape[1]])[:, None, None]
         motion, known = resize_known(flow, known_flow(flow), self.size)
-        return self.item(first, second, motion * shrink, known)
+        return self.item(first, second, motion * scale, known)
 
 
 class MovingLayers(FlowTask):
-    """Flow with no download: pieces of photographs move over another, each by an affine map of its own, so that the
+    """Flow without a download: pieces of photographs move over a background, each by its own affine map, so that the
     motion of every pixel is known exactly.
 
     Args:
         size: height and width of a frame.
-        unit: pixels that count as 1.
-        layers: pieces over the background, at most.
-        train, val, test: how many pairs of each.
+        unit: motion in pixels that corresponds to a target of 1.
+        layers: maximum number of pieces over the background.
+        train, val, test: number of pairs of each part.
         test_on: "generated", or "motorcycle" for crops of a real stereo pair with measured disparities.
         batch_size, steps_per_epoch, seed, workers: see `Task`.
     """
@@ -158,11 +158,11 @@ class MovingLayers(FlowTask):
         self.layers, self.counts, self.test_on = layers, (train, val, test), test_on
 
     def datasets(self) -> Datasets:
-        return made(numbered(self.counts), self.pair, keep=True)
+        return lazy_datasets(numbered_keys(self.counts), self.pair, keep=True)
 
     def pair(self, key: tuple[int, int]) -> Batch:
         part, number = key
-        generator = generator_of(self.seed, part, number)
+        generator = item_generator(self.seed, part, number)
         if part == 2 and self.test_on == "motorcycle":
             first, second, disparity, known = motorcycle.crop(self.size, generator)
             flow = torch.cat([-disparity, torch.zeros_like(disparity)])

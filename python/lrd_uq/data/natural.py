@@ -1,4 +1,4 @@
-"""Photographs that come with scikit-image, with no download: crops of what they show."""
+"""Random crops of the photographs that come with scikit-image; no download."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from lrd_uq.data.files import resize
 from lrd_uq.data.pictures import Inpainting, PictureTask, Question
-from lrd_uq.data.task import numbered
+from lrd_uq.data.task import numbered_keys
 
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
-# Columns of every photograph that belong to training, validation and test: no pixel is in two of them.
+# Horizontal ranges of every photograph for training, validation and test; they do not overlap.
 STRIPS = ((0.0, 0.6), (0.6, 0.8), (0.8, 1.0))
 
 
 @cache
 def photograph(name: str) -> Tensor:
-    """[3, H, W] in [0, 1]."""
+    """A photograph, [3, H, W] in [0, 1]."""
     try:
         from skimage import data
     except ImportError as error:
@@ -28,14 +28,14 @@ def photograph(name: str) -> Tensor:
 
 
 def random_strip(part: int, generator: torch.Generator) -> Tensor:
-    """What a part (0, 1 or 2) may use of one of the photographs: [3, H, W]."""
+    """The strip of a random photograph that belongs to a part (0, 1 or 2): [3, H, W]."""
     picture = photograph(PHOTOGRAPHS[int(torch.randint(len(PHOTOGRAPHS), (), generator=generator))])
     begin, end = (int(share * picture.shape[-1]) for share in STRIPS[part])
     return picture[..., begin:end]
 
 
 def random_crop(picture: Tensor, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """A box of the picture's own at a scale of 1 to 2, mirrored or not, as [3, *size]."""
+    """A random crop of 1 to 2 times `size`, resized to [3, *size] and flipped horizontally at random."""
     most = min(picture.shape[-2] / size[0], picture.shape[-1] / size[1], 2.0)
     scale = 1.0 + (most - 1.0) * float(torch.rand((), generator=generator)) if most > 1 else most
     height, width = (max(int(scale * side), 1) for side in size)
@@ -45,18 +45,18 @@ def random_crop(picture: Tensor, size: tuple[int, int], generator: torch.Generat
     return crop.flip(-1) if torch.rand((), generator=generator) < 0.5 else crop
 
 
-def generator_of(seed: int, part: int, number: int) -> torch.Generator:
-    """Noise of an item's own, the same whenever it is asked for."""
+def item_generator(seed: int, part: int, number: int) -> torch.Generator:
+    """A random generator for an item, with the same seed every time."""
     return torch.Generator().manual_seed((seed * 1_000_003 + part * 500_009 + number * 7_919) % 2**63)
 
 
 class NaturalPictures(PictureTask):
-    """Crops of four photographs. Training, validation and test take theirs from strips that do not overlap.
+    """Crops of four photographs; those for training, validation and test come from strips that do not overlap.
 
     Args:
-        question: `Inpainting` (None: the middle) or `Colourisation`.
+        question: `Inpainting` (None: of the middle) or `Colourisation`.
         size: height and width of a crop.
-        train, val, test: how many crops of each.
+        train, val, test: number of crops of each part.
         batch_size, steps_per_epoch, seed, workers: see `Task`.
     """
 
@@ -77,9 +77,9 @@ class NaturalPictures(PictureTask):
         self.counts = (train, val, test)
 
     def sources(self) -> Sequence[Sequence[tuple[int, int]]]:
-        return numbered(self.counts)
+        return numbered_keys(self.counts)
 
     def picture(self, source: tuple[int, int]) -> Tensor:
         part, number = source
-        generator = generator_of(self.seed, part, number)
+        generator = item_generator(self.seed, part, number)
         return random_crop(random_strip(part, generator), self.size, generator)

@@ -1,4 +1,4 @@
-"""The order of the training data, as a function of seed and step alone: a resumed run goes on with the next batch."""
+"""The order of the training data. It depends only on seed and step, so a resumed run continues with the next batch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch.utils.data import Sampler
 from lrd_uq.extra import lightning as L
 
 
-class StepOrder(Sampler[list[int]]):
-    """Batches of an endless walk through the data, `steps` of them an epoch.
+class ResumableBatchSampler(Sampler[list[int]]):
+    """Cuts an endless sequence of permutations of the data into batches, `steps` per epoch.
 
-    The walk is a row of permutations of all items, the p-th drawn from (seed, p). So an epoch, after which a checkpoint
-    is written, may be shorter or longer than the data.
+    Permutation p is drawn from (seed, p). An epoch, after which a checkpoint is written, may therefore be shorter or
+    longer than one pass over the data.
 
     Args:
-        items: how many there are.
-        batch: items of a batch, no more than there are.
-        steps: batches of an epoch; None for as many whole ones as the data has.
-        position: how many batches of the walk are done as an epoch begins. lightning tells samplers the epoch too late
-            for the first one after a restart, so this is asked of its trainer instead.
-        process, processes: of distributed training, where each takes its share of every batch.
+        items: number of items.
+        batch: batch size, at most `items`.
+        steps: batches per epoch; None for as many full batches as the data has.
+        position: returns the number of batches already used when an epoch begins. After a restart, lightning calls
+            `set_epoch` too late for the first epoch, so the trainer is asked instead.
+        process, processes: rank and world size in distributed training; each process takes its share of every batch.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class StepOrder(Sampler[list[int]]):
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        whole = self.items // self.batch  # batches of a permutation; its rest waits for the next one
+        per_pass = self.items // self.batch  # full batches of a permutation; the remaining items are left out
         first = self.position()
         for step in range(first, first + self.steps):
-            walk, place = divmod(step, whole)
-            batch = self._permutation(walk)[place * self.batch : (place + 1) * self.batch]
+            number, index = divmod(step, per_pass)
+            batch = self._permutation(number)[index * self.batch : (index + 1) * self.batch]
             yield batch[self.process :: self.processes]
 
-    def _permutation(self, walk: int) -> list[int]:
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + walk) % 2**63)
+    def _permutation(self, number: int) -> list[int]:
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
         return torch.randperm(self.items, generator=generator).tolist()
 
 
-def place_of(trainer: L.pytorch.Trainer | None) -> dict[str, Any]:
-    """Arguments of `StepOrder` for the data of a trainer."""
+def sampler_arguments(trainer: L.pytorch.Trainer | None) -> dict[str, Any]:
+    """Position, rank and world size of a trainer, as arguments of `ResumableBatchSampler`."""
     if trainer is None:
         return {}
     loop = trainer.fit_loop
@@ -68,13 +68,13 @@ def place_of(trainer: L.pytorch.Trainer | None) -> dict[str, Any]:
 
 
 class EpochSeeds(L.pytorch.Callback):
-    """Seeds torch's noise (dropout, weight draws) from (seed, epoch, process) as every epoch begins.
+    """Seeds torch's random numbers (dropout, weight draws) from (seed, epoch, process) at the start of every epoch.
 
-    With `StepOrder` and a checkpoint after every epoch, a run that was killed and resumed ends with the weights of one
-    that was not.
+    With `ResumableBatchSampler` and a checkpoint after every epoch, a run that was killed and resumed ends with the
+    same weights as an uninterrupted one.
 
     Args:
-        seed: of the run.
+        seed: seed of the run.
     """
 
     def __init__(self, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of a picture in colour: to fill in a hidden part, or to colour what was seen in grey."""
+"""Tasks on RGB pictures: inpainting and colourisation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.files import read_colour
-from lrd_uq.data.task import Datasets, Task, made
+from lrd_uq.data.task import Datasets, Task, lazy_datasets
 from lrd_uq.styles import Colour, Colouring, Style
 
-LUMA = (0.299, 0.587, 0.114)  # of red, green and blue in grey
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in grey
 
 
 class Question:
-    """From a picture [3, H, W] in [0, 1] to an item."""
+    """Turns a picture [3, H, W] in [0, 1] into an item."""
 
     style: Style
 
@@ -27,10 +27,10 @@ class Question:
 
 
 class Inpainting(Question):
-    """Input [4, H, W]: the visible pixels, and where they are. Target: the picture, of which the hidden part counts.
+    """Input [4, H, W]: the visible pixels, and a map of where they are. Target: the picture. Mask: the hidden part.
 
     Args:
-        hidden: top, left, bottom and right of the hidden box, as shares of height and width.
+        hidden: top, left, bottom and right of the hidden box, as fractions of height and width.
     """
 
     style = Colour()
@@ -38,7 +38,7 @@ class Inpainting(Question):
     def __init__(self, hidden: tuple[float, float, float, float] = (0.25, 0.25, 0.75, 0.75)) -> None:
         top, left, bottom, right = hidden
         if not (0 <= top < bottom <= 1 and 0 <= left < right <= 1):
-            raise ValueError(f"hidden must be top, left, bottom and right, shares from 0 to 1; got {hidden}")
+            raise ValueError(f"hidden must be top, left, bottom and right, as fractions from 0 to 1; got {hidden}")
         self.hidden = hidden
 
     def box(self, height: int, width: int) -> tuple[int, int, int, int]:
@@ -54,7 +54,7 @@ class Inpainting(Question):
 
 
 class Colourisation(Question):
-    """Input [1, H, W]: the picture in grey. Target: the picture, all of it."""
+    """Input [1, H, W]: the picture in grey. Target: the whole picture."""
 
     style = Colouring()
 
@@ -64,12 +64,12 @@ class Colourisation(Question):
 
 
 class PictureTask(Task):
-    """A question about pictures; a subclass has `sources`.
+    """A task on pictures. Subclasses implement `sources` and `picture`.
 
     Args:
         question: `Inpainting` or `Colourisation`.
-        size: height and width that pictures are brought to.
-        on_broken: "refuse" or "skip" files that cannot be read.
+        size: height and width to which pictures are resized.
+        on_broken: "refuse" (raise an error) or "skip" files that cannot be read.
         batch_size, steps_per_epoch, seed, workers: see `Task`.
     """
 
@@ -88,15 +88,15 @@ class PictureTask(Task):
         self.size = (int(size[0]), int(size[1]))
 
     def sources(self) -> Sequence[Sequence[Any]]:
-        """What `picture` takes, for training, validation and test."""
+        """The arguments of `picture` for all training, validation and test items."""
         raise NotImplementedError
 
     def picture(self, source: Any) -> Tensor:
-        """[3, H, W] of the task's size, in [0, 1]."""
+        """A picture of the task's size: [3, H, W] in [0, 1]."""
         raise NotImplementedError
 
     def datasets(self) -> Datasets:
-        return made(self.sources(), self._item, self.on_broken)
+        return lazy_datasets(self.sources(), self._item, self.on_broken)
 
     def _item(self, source: Any) -> Batch:
         return self.question.item(self.picture(source))

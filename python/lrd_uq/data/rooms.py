@@ -1,4 +1,4 @@
-"""A room with boxes on its floor, seen by a camera inside: a picture, exact distances, and holes in them."""
+"""Renders a room with boxes on its floor: a picture, and exact distances with holes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch.nn import functional as F
 from lrd_uq.data.natural import random_strip
 
 MOST_BOXES = 4
-HOLE = 0.2  # a smoothed uniform noise below it leaves a pixel without a distance
+HOLE = 0.2  # pixels where smoothed uniform noise is below this have no distance
 
 
 def room(size: tuple[int, int], part: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Picture [3, H, W], distance along the camera's axis in metres [1, H, W], and where it was measured."""
+    """Picture [3, H, W], distances along the camera axis in metres [1, H, W], and where they were measured."""
 
     def between(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=generator))
 
-    extent = torch.tensor([between(3, 6), between(2.4, 3.2), between(4, 8)])  # metres: across, up, along
+    extent = torch.tensor([between(3, 6), between(2.4, 3.2), between(4, 8)])  # in metres: width, height, length
     eye = torch.tensor([between(0.3, 0.7) * float(extent[0]), between(1.1, 1.8), between(0.3, 1.2)])
-    rays = _rays(size, between(-0.5, 0.5), between(-0.3, 0.1))  # [H, W, 3], one unit along the axis
+    rays = _rays(size, between(-0.5, 0.5), between(-0.3, 0.1))  # [H, W, 3], of length 1 along the camera axis
     light = torch.tensor([between(0.2, 0.8), 0.95, between(0.2, 0.8)]) * extent
 
     distance, side = _walls(eye, rays, extent)
@@ -47,7 +47,7 @@ def room(size: tuple[int, int], part: int, generator: torch.Generator) -> tuple[
 
 
 def _rays(size: tuple[int, int], turn: float, tilt: float) -> Tensor:
-    """Of a camera with 60 degrees across, which looks along the room."""
+    """The rays of a camera that looks along the room, with a horizontal field of view of 60 degrees: [H, W, 3]."""
     height, width = size
     reach = math.tan(math.radians(30))
     ys, xs = torch.meshgrid(
@@ -62,7 +62,7 @@ def _rays(size: tuple[int, int], turn: float, tilt: float) -> Tensor:
 
 
 def _walls(eye: Tensor, rays: Tensor, extent: Tensor) -> tuple[Tensor, Tensor]:
-    """Distance of the wall that a ray from inside meets, and its number, 0 to 5: [H, W] each."""
+    """Distance and number (0 to 5) of the wall that each ray hits: [H, W] each."""
     steps = torch.where(rays > 0, extent - eye, -eye) / torch.where(rays.abs() < 1e-9, 1e-9, rays)
     distance, axis = steps.min(-1)
     behind = rays.gather(-1, axis[..., None])[..., 0] > 0
@@ -70,7 +70,7 @@ def _walls(eye: Tensor, rays: Tensor, extent: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _box(eye: Tensor, rays: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Distance of a box (infinite where a ray misses it) and the number of its side."""
+    """Distance of a box (infinite where a ray misses it), and the number of the side that is hit: [H, W] each."""
     safe = torch.where(rays.abs() < 1e-9, 1e-9, rays)
     one, other = (low - eye) / safe, (high - eye) / safe
     enter, axis = torch.minimum(one, other).max(-1)
@@ -80,7 +80,7 @@ def _box(eye: Tensor, rays: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, 
 
 
 def _paper(part: int, generator: torch.Generator) -> Tensor:
-    """A piece of a photograph, or a plain colour: [3, 64, 64]."""
+    """A wallpaper: a piece of a photograph, or a plain colour: [3, 64, 64]."""
     if torch.rand((), generator=generator) < 0.5:
         return torch.rand(3, 1, 1, generator=generator).mul(0.7).add(0.2).expand(3, 64, 64)
     strip = random_strip(part, generator)
@@ -89,7 +89,7 @@ def _paper(part: int, generator: torch.Generator) -> Tensor:
 
 
 def _colours(surfaces: list[Tensor], number: Tensor, side: Tensor, point: Tensor) -> Tensor:
-    """Of every pixel, from its surface's paper, two metres wide and mirrored beyond: [H, W, 3]."""
+    """Colour of every pixel, from the wallpaper of its surface, which is two metres wide and mirrored: [H, W, 3]."""
     axis = side // 2
     across = torch.stack([(axis == 0).long() * 2, torch.where(axis == 1, 2, 1)], -1)  # the surface's two directions
     place = point.gather(-1, across) - 1.0
@@ -103,7 +103,7 @@ def _colours(surfaces: list[Tensor], number: Tensor, side: Tensor, point: Tensor
 
 
 def _shading(point: Tensor, side: Tensor, light: Tensor) -> Tensor:
-    """Less with the angle and the distance of the lamp: [H, W]."""
+    """Brightness of every pixel, which falls with the angle and the distance of the light: [H, W]."""
     towards = light - point
     length = towards.norm(dim=-1).clamp(min=0.1)
     facing = (towards / length[..., None]).abs().gather(-1, (side // 2)[..., None])[..., 0]
@@ -111,6 +111,6 @@ def _shading(point: Tensor, side: Tensor, light: Tensor) -> Tensor:
 
 
 def _measured(size: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Holes as a depth camera has them: in patches."""
+    """Where distances are measured: like a depth camera, with patches of holes: bool [H, W]."""
     coarse = torch.rand(1, 1, max(size[0] // 4, 1), max(size[1] // 4, 1), generator=generator)
     return F.interpolate(coarse, size, mode="bilinear", align_corners=False)[0, 0] > HOLE

@@ -1,4 +1,4 @@
-"""Forecasts of several series at once: the demand of regions that share a weather, for the next hours."""
+"""Joint forecasts of several time series: the demand of regions with the same weather over the next hours."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lrd_uq.data.batch import Batch
 from lrd_uq.data.task import Datasets, Items, Task
 
 DAY = 24
-WEATHERS = 3  # that regions share, each to a degree of its own
+WEATHERS = 3  # weather series, on which each region depends to a different degree
 
 
 def regional_demand(hours: int, regions: int, seed: int) -> Tensor:
-    """[regions, hours]: a daily and a weekly rhythm, weathers that wander over days, and noise of each region's own.
+    """Demand [regions, hours]: daily and weekly cycles, slowly varying weather, and noise of each region.
 
-    All regions follow the same weathers, so the error of a forecast is shared: their sum is far less certain than
-    independent errors would make it.
+    All regions depend on the same weather, so the errors of a forecast are correlated: the sum over regions is far less
+    certain than with independent errors.
     """
     noise = torch.Generator().manual_seed(seed)
     time = torch.arange(hours, dtype=torch.float64)
@@ -40,16 +40,16 @@ def regional_demand(hours: int, regions: int, seed: int) -> Tensor:
 
 
 class RegionalDemand(Task):
-    """Input [regions, history + 2] (the last hours, and where in the day they end), target [regions, horizon].
+    """Input [regions, history + 2]: the last hours, and sine and cosine of the time of day. Target [regions, horizon].
 
-    Regions are the head's positions and hours its outputs: use a head with `features_last=True`. Training, validation
-    and test follow one another in time.
+    Regions are the positions of the head, and hours its outputs: use a head with `features_last=True`. Training,
+    validation and test data follow one another in time.
 
     Args:
-        regions: series that are forecast together.
-        history: hours seen.
-        horizon: hours forecast.
-        train, val, test: windows of each.
+        regions: number of series, which are forecast together.
+        history: hours in the input.
+        horizon: hours to forecast.
+        train, val, test: number of windows of each part.
         batch_size, steps_per_epoch, seed: see `Task`.
     """
 
@@ -74,12 +74,12 @@ class RegionalDemand(Task):
         found, begin = [], 0
         for count in self.counts:
             found.append(Items(self.windows(values, begin, count)))
-            begin += count + span  # no hour is in two parts
+            begin += count + span  # the parts do not overlap
         train, val, test = found
         return train, val, test
 
     def windows(self, values: Tensor, begin: int, count: int) -> Batch:
-        """`count` windows, one an hour."""
+        """`count` windows, each one hour after the previous one."""
         part = values[:, begin : begin + count + self.history + self.horizon - 1]
         slices = part.unfold(1, self.history + self.horizon, 1).movedim(1, 0)  # [count, regions, history + horizon]
         hour = 2 * math.pi * (begin + self.history + torch.arange(count)) / DAY

@@ -1,23 +1,23 @@
-"""A table with outputs that go together: measurements of cell nuclei, which come with scikit-learn."""
+"""A table with correlated outputs: the measurements of cell nuclei that come with scikit-learn."""
 
 from __future__ import annotations
 
 import torch
 
 from lrd_uq.data.batch import Batch
-from lrd_uq.data.task import Datasets, Items, Task, shares
+from lrd_uq.data.task import Datasets, Items, Task, random_split
 
 QUANTITIES = 10  # radius, texture, perimeter, area, smoothness, ...
 
 
 class CellMeasurements(Task):
-    """Input [20]: means and standard errors of ten quantities over the nuclei of a sample; target [10]: the largest
-    values. 569 samples (Wisconsin breast cancer data), standardised by the training samples.
+    """Input [20]: means and standard errors of ten quantities over the cell nuclei of a sample. Target [10]: their
+    largest values. 569 samples (Wisconsin breast cancer data), standardised with the training samples.
 
     A table has no positions: use a head with `features_last=True` and 10 outputs.
 
     Args:
-        train: share of the samples; half of the others are for validation.
+        train: fraction of the samples for training; half of the others are used for validation.
         batch_size, steps_per_epoch, seed: see `Task`.
     """
 
@@ -26,7 +26,7 @@ class CellMeasurements(Task):
     ) -> None:
         super().__init__(batch_size, steps_per_epoch, seed)
         if not 0 < train < 1:
-            raise ValueError(f"train must be a share between 0 and 1; got {train}")
+            raise ValueError(f"train must be a fraction between 0 and 1; got {train}")
         self.train = train
 
     def datasets(self) -> Datasets:
@@ -35,7 +35,7 @@ class CellMeasurements(Task):
         except ImportError as error:
             raise ImportError("the table needs scikit-learn: pip install 'lrd-kernels[train]'") from error
         values = torch.from_numpy(load_breast_cancer().data).log1p()  # all positive, and skewed
-        parts = shares(len(values), self.seed, self.train, (1 - self.train) / 2)
+        parts = random_split(len(values), self.seed, self.train, (1 - self.train) / 2)
         known = values[parts[0]]
         values = ((values - known.mean(0)) / known.std(0)).float()
         train, val, test = (

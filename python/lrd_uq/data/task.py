@@ -1,4 +1,4 @@
-"""What all tasks share: three data sets, and batches in an order that seed and step alone decide."""
+"""The base class of all tasks: three data sets, and training batches whose order depends only on seed and step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.utils.data import DataLoader, Dataset
 
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.files import BrokenFile, pictures_of
-from lrd_uq.data.order import StepOrder, place_of
+from lrd_uq.data.order import ResumableBatchSampler, sampler_arguments
 from lrd_uq.extra import lightning as L
 from lrd_uq.styles import Style
 
 PARTS = ("train", "val", "test")
 ON_BROKEN = ("refuse", "skip")
-EVALUATED_AT_ONCE = 50
+EVAL_BATCH_SIZE = 50
 
 
 class Items(Dataset[Batch]):
-    """Tensors in memory, whole batches at a time."""
+    """Items in memory, as a batch of tensors."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -37,14 +37,14 @@ class Items(Dataset[Batch]):
         return Batch(*(None if t is None else t[list(indices)] for t in self.batch))  # type: ignore[arg-type]
 
 
-class MadeItems(Dataset[Batch]):
-    """Items that are read or made when they are asked for.
+class LazyItems(Dataset[Batch]):
+    """Items that are read or generated when they are accessed.
 
     Args:
-        keys: what each is made from: a file's name, a number.
-        make: an item from its key.
-        on_broken: "refuse" ends with the error that names a broken file; "skip" warns with it, and leaves the item out.
-        keep: holds what was made: for items that take longer to make than to train on.
+        keys: one key per item, such as a file name or a number.
+        make: creates an item from its key.
+        on_broken: "refuse" raises the error that names the broken file; "skip" warns and leaves the item out.
+        keep: cache the items; for items that take long to generate.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class MadeItems(Dataset[Batch]):
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         found = [item for item in map(self._item, indices) if item is not None]
         if not found:
-            raise BrokenFile(f"of the items {list(indices)} none can be read")
-        return together(found)
+            raise BrokenFile(f"of the items {list(indices)}, none can be read")
+        return collate(found)
 
     def _item(self, index: int) -> Batch | None:
         try:
@@ -81,8 +81,8 @@ class MadeItems(Dataset[Batch]):
             return None
 
 
-def together(items: Sequence[Batch]) -> Batch:
-    """Items without a first dimension as a batch."""
+def collate(items: Sequence[Batch]) -> Batch:
+    """Stacks items into a batch."""
     inputs, targets, masks = zip(*items, strict=True)
     return Batch(torch.stack(inputs), torch.stack(targets), None if masks[0] is None else torch.stack(masks))
 
@@ -90,35 +90,35 @@ def together(items: Sequence[Batch]) -> Batch:
 Datasets = tuple[Dataset[Batch], Dataset[Batch], Dataset[Batch]]  # training, validation, test
 
 
-def made(
+def lazy_datasets(
     parts: Sequence[Sequence[Any]], make: Callable[[Any], Batch], on_broken: str = "refuse", keep: bool = False
 ) -> Datasets:
-    """Three data sets from the keys of their items; the options are those of `MadeItems`."""
-    train, val, test = (MadeItems(keys, make, on_broken, keep) for keys in parts)
+    """Training, validation and test set from the keys of their items; the other arguments are those of `LazyItems`."""
+    train, val, test = (LazyItems(keys, make, on_broken, keep) for keys in parts)
     return train, val, test
 
 
-def numbered(counts: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Keys of items that are generated: the part's number, and the item's own."""
+def numbered_keys(counts: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Keys of generated items: (number of the part, number of the item)."""
     return [[(part, number) for number in range(count)] for part, count in enumerate(counts)]
 
 
 def at_most(parts: Sequence[Sequence[Any]], counts: Sequence[int | None]) -> list[Sequence[Any]]:
-    """The first of each part; None for all."""
+    """The first items of each part, at most `counts` of them; None for all."""
     return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
 
 class Task(L.pytorch.LightningDataModule):
-    """A task is a subclass with `datasets` and, where its outputs are pictures, a `style`.
+    """Base class of the tasks. A subclass implements `datasets`, and has a `style` if its outputs are pictures.
 
     Args:
-        batch_size: items of a training step.
-        steps_per_epoch: None for one walk through the training items.
-        seed: of the split and of the order of training.
-        workers: processes that read items.
+        batch_size: items per training step.
+        steps_per_epoch: None for one pass over the training items.
+        seed: seed of the split and of the order of the training items.
+        workers: number of processes that load items.
     """
 
-    style: Style | None = None  # how its pictures are drawn
+    style: Style | None = None  # how pictures of the task are drawn
 
     def __init__(
         self, batch_size: int = 32, steps_per_epoch: int | None = None, seed: int = 0, workers: int = 0
@@ -128,23 +128,23 @@ class Task(L.pytorch.LightningDataModule):
         self._datasets: Datasets | None = None
 
     def datasets(self) -> Datasets:
-        """Training, validation and test items; each has `__getitems__`, which gives a batch."""
+        """Training, validation and test items; `__getitems__` of each must return a `Batch`."""
         raise NotImplementedError
 
     def inputs_of(self, folder: Path) -> list[Path]:
-        """The files of a folder that `read` takes, one an item."""
+        """The files of a folder that `read` accepts, one per item."""
         return pictures_of(folder)
 
     def read(self, path: Path) -> Batch:
-        """An item to predict, from a file; its target is NaN where the truth is not known."""
-        raise ValueError(f"{type(self).__name__} has no predictions for folders of files")
+        """An item to predict from a file; the target is NaN where it is not known."""
+        raise ValueError(f"{type(self).__name__} cannot predict from files")
 
     def setup(self, stage: str | None = None) -> None:
         if self._datasets is None:
             self._datasets = self.datasets()
 
     def dataset(self, part: str) -> Any:
-        """The items of "train", "val" or "test"."""
+        """The data set "train", "val" or "test"."""
         if part not in PARTS:
             raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
         self.setup()
@@ -152,32 +152,34 @@ class Task(L.pytorch.LightningDataModule):
         return self._datasets[PARTS.index(part)]
 
     def part(self, name: str) -> Batch:
-        """All items of "train", "val" or "test" in memory."""
+        """All items of "train", "val" or "test" as one batch."""
         dataset = self.dataset(name)
         return dataset.__getitems__(range(len(dataset)))
 
     def train_dataloader(self) -> DataLoader:
         items = self.dataset("train")
-        order = StepOrder(len(items), self.batch_size, self.steps_per_epoch, self.seed, **place_of(self.trainer))
+        order = ResumableBatchSampler(
+            len(items), self.batch_size, self.steps_per_epoch, self.seed, **sampler_arguments(self.trainer)
+        )
         return self._loader(items, batch_sampler=order)
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader(self.dataset("val"), batch_size=EVALUATED_AT_ONCE)
+        return self._loader(self.dataset("val"), batch_size=EVAL_BATCH_SIZE)
 
     def test_dataloader(self) -> DataLoader:
-        return self._loader(self.dataset("test"), batch_size=EVALUATED_AT_ONCE)
+        return self._loader(self.dataset("test"), batch_size=EVAL_BATCH_SIZE)
 
     def _loader(self, items: Dataset[Batch], **options: Any) -> DataLoader:
-        return DataLoader(items, collate_fn=_as_it_is, num_workers=self.workers, **options)
+        return DataLoader(items, collate_fn=_already_collated, num_workers=self.workers, **options)
 
 
-def _as_it_is(batch: Any) -> Any:
-    """The data sets give whole batches already."""
+def _already_collated(batch: Any) -> Any:
+    """The data sets return whole batches."""
     return batch
 
 
-def shares(count: int, seed: int, first: float, second: float) -> tuple[list[int], list[int], list[int]]:
-    """Numbers 0 to count - 1 in an order that the seed fixes, cut after shares of them."""
+def random_split(count: int, seed: int, first: float, second: float) -> tuple[list[int], list[int], list[int]]:
+    """Randomly splits 0 ... count - 1 into three parts; `first` and `second` are the fractions of the first two."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     a, b = int(first * count), int(first * count) + int(second * count)
     return order[:a], order[a:b], order[b:]

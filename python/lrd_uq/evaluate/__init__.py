@@ -1,4 +1,4 @@
-"""Held-out scores of a network and of all the Gaussians that its predictions can be made into."""
+"""Held-out scores of a network, for every Gaussian that can be formed from its predictions."""
 
 from lrd_uq.evaluate.ordering import Difference, paired, verdict
 from lrd_uq.evaluate.reconstruction import unexplained_error

@@ -1,4 +1,4 @@
-"""Does a better method score better, on the same images?"""
+"""Paired comparison of two methods on the same images."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 class Difference(NamedTuple):
-    """Paired over images, nats per image."""
+    """Difference in log-likelihood, paired over images, in nats per image."""
 
     mean: float
     error: float  # standard error of the mean
     median: float
-    share_gaining: float  # of the images
+    share_gaining: float  # share of the images with a positive difference
 
     def __str__(self) -> str:
         return (
@@ -24,7 +24,7 @@ class Difference(NamedTuple):
 
 
 def paired(better: Tensor, worse: Tensor) -> Difference:
-    """Of two rows' log-likelihoods [N]."""
+    """Compares the log-likelihoods [N] of two rows."""
     difference = (better - worse).double()
     error = float(difference.std()) / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
     gaining = float((difference > 0).double().mean())
@@ -32,7 +32,7 @@ def paired(better: Tensor, worse: Tensor) -> Difference:
 
 
 def verdict(claim: str, difference: Difference) -> str:
-    """One line: whether a claim of the form "A above B" holds here."""
+    """One line that says whether a claim of the form "A above B" holds."""
     if difference.mean <= 0:
         return f"DOES NOT HOLD here: {claim} ({difference})"
     if difference.mean < 2 * difference.error:

@@ -1,4 +1,4 @@
-"""How much of the error do the columns of a factor explain?"""
+"""How much of the error the columns of a factor explain."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 
-def unexplained_error(factor: Tensor | None, error: Tensor) -> Tensor:
-    """`|e - Q Q^T e| / |e|` with Q an orthonormal basis of the columns of `factor` [B, S, R], of errors [B, S]: [B].
+def unexplained_error(factor: Tensor, error: Tensor) -> Tensor:
+    """`|e - Q Q^T e| / |e|` for errors `e` [B, S]; Q is an orthonormal basis of the columns of `factor` [B, S, R].
 
-    1 without columns, 0 where the error is a combination of them.
+    [B]: 1 without columns, and 0 if the error is a linear combination of them.
     """
-    if factor is None or factor.shape[-1] == 0:
+    if factor.shape[-1] == 0:
         return error.new_ones(len(error))
     basis = torch.linalg.qr(factor.double()).Q
     left = error.double() - (basis @ (basis.mT @ error.double()[..., None]))[..., 0]

@@ -1,4 +1,4 @@
-"""Held-out scores: every Gaussian that one network's predictions can be made into, image by image."""
+"""Held-out scores per image, for every Gaussian that can be formed from the predictions of a network."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from torch import Tensor, nn
 
 import lrd_kernels as lrd
-from lrd_uq.bayes.base import Method, NoExpectedWeights, quietly
+from lrd_uq.bayes.base import Method, NoExpectedWeights, eval_predictor
 from lrd_uq.data.batch import Batch
 from lrd_uq.evaluate.reconstruction import unexplained_error
 from lrd_uq.evaluate.region_sum import standardised_sum
 from lrd_uq.evaluate.sweep import kept_columns
 
-MOST_NUMBERS = 1 << 28  # of all predictions that are held at once, about a GiB
+MAX_NUMBERS = 1 << 28  # in the predictions held at once, about 1 GiB
 
 
 class Row(NamedTuple):
-    """One way to predict, scored on N images."""
+    """One kind of prediction, scored on N images."""
 
     key: str  # "single", "diagonal", "expected", "joint", "joint 64", "joint 64 unfolded", "mixture"
     log_probs: Tensor  # [N], nats per image
-    z: Tensor | None  # [N], of the sum over the outputs that exist; None where there is no single Gaussian
+    z: Tensor | None  # [N], `standardised_sum` over the existing outputs; None for the mixture
 
     @property
     def mean(self) -> float:
@@ -31,32 +31,32 @@ class Row(NamedTuple):
 
     @property
     def sd(self) -> float:
-        """Over images."""
+        """Standard deviation over images."""
         return float(self.log_probs.double().std())
 
 
 class Evaluation(NamedTuple):
-    """All rows of one network, by key, and the error of its mean."""
+    """All rows of a network, by key, and the error of its mean."""
 
     rows: dict[str, Row]
     rmse: float
     mae: float
-    unexplained: float  # share of the error's length outside the columns of one prediction: `unexplained_error`
-    no_expected: str | None  # why there is no row of the expected weights
+    unexplained: float  # `unexplained_error` of a single prediction, averaged over images
+    no_expected: str | None  # the reason if there is no row for the expected weights
 
 
 class Predictions(NamedTuple):
     """T predictions of B images."""
 
     means: Tensor  # [T, B, S]
-    factors: Tensor | None  # [T, B, S, R]
+    factors: Tensor  # [T, B, S, R]
     diags: Tensor  # [T, B, S]
 
 
 def collect(method: Method, net: nn.Module, x: Tensor, T: int, mask: Tensor | None) -> Predictions:
-    """T predictions side by side, for scores that need them all at once."""
+    """Stacks T predictions, for scores that need all of them at once."""
     means, factors, diags = zip(*method.sample_predictions(net, x, T, mask=mask), strict=True)
-    stacked = None if factors[0] is None else torch.stack([f.mT for f in factors]).mT  # rank-major stays so
+    stacked = torch.stack([factor.mT for factor in factors]).mT  # stays rank-major
     return Predictions(torch.stack(means), stacked, torch.stack(diags))
 
 
@@ -72,13 +72,14 @@ def evaluate(
     """Scores a network on a batch, a few images at a time.
 
     Args:
-        T: predictions of a Bayesian method.
-        ranks: kept columns of the joint to score as well, each with what is dropped folded into the diagonal and not.
-        images_at_once: None for at most 25, and no more than `MOST_NUMBERS` of their predictions.
+        T: number of predictions of a Bayesian method.
+        ranks: also score the joint Gaussian truncated to these ranks, with the dropped variance folded into the
+            diagonal and without.
+        images_at_once: None for at most 25, limited so that their predictions hold at most `MAX_NUMBERS` numbers.
     """
     head = method.members(net)[0].head
     if images_at_once is None:
-        images_at_once = min(25, max(1, MOST_NUMBERS // (batch.target[0].numel() * T * (head.rank + 2))))
+        images_at_once = min(25, max(1, MAX_NUMBERS // (batch.target[0].numel() * T * (head.rank + 2))))
     scores: dict[str, list[Row]] = {}
     squares, absolute, count, reason = 0.0, 0.0, 0, None
     unexplained: list[Tensor] = []
@@ -89,7 +90,7 @@ def evaluate(
         target = head.flat(target)
         mask = torch.ones_like(target, dtype=torch.bool) if mask is None else head.flat(mask)
         predictions = collect(method, net, x, T, mask)
-        own = quietly(method.members(net)[0])(x, mask)
+        own = eval_predictor(method.members(net)[0])(x, mask)
         unexplained.append(unexplained_error(own.factor, torch.where(mask, target - own.mean, 0)))
         for row in _predictives(predictions, target, mask, ranks):
             scores.setdefault(row.key, []).append(row)
@@ -123,13 +124,12 @@ def _predictives(predictions: Predictions, target: Tensor, mask: Tensor, ranks: 
         return
     for key, gaussian in kept_columns(joint, ranks):
         yield _score(key, gaussian, target, mask)
-    # The mixture that the joint has mean and covariance of.
-    columns = means.new_zeros(*means.shape, 0) if factors is None else factors
-    yield Row("mixture", lrd.mixture_log_prob(target, means, columns, diags, mask=mask), None)
+    # The joint Gaussian has the mean and covariance of this mixture.
+    yield Row("mixture", lrd.mixture_log_prob(target, means, factors, diags, mask=mask), None)
 
 
 def _without_factor(gaussian: lrd.LowRankMultivariateNormal) -> lrd.LowRankMultivariateNormal:
-    """The same variances, and no correlation."""
+    """The same variances, without correlations."""
     nothing = gaussian.loc.new_zeros(*gaussian.loc.shape, 0)
     return lrd.LowRankMultivariateNormal(gaussian.loc, nothing, gaussian.variance, validate_args=False)
 

@@ -1,4 +1,4 @@
-"""Joint Gaussians of fewer columns: what is dropped folded into the diagonal, and lost."""
+"""Joint Gaussians truncated to fewer columns, with the dropped variance folded into the diagonal or discarded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import lrd_kernels as lrd
 def kept_columns(
     joint: lrd.LowRankMultivariateNormal, ranks: Sequence[int]
 ) -> Iterator[tuple[str, lrd.LowRankMultivariateNormal]]:
-    """Key and Gaussian for each rank below the joint's own, folded and not."""
+    """Key and Gaussian for each rank below that of the joint, folded and not folded."""
     ranks = [rank for rank in ranks if rank < joint.cov_factor.shape[-1]]
     if not ranks:
         return
-    # Orthogonal columns, longest first, serve all ranks: one eigendecomposition.
+    # The columns are orthogonal and sorted by length, so one truncation serves all ranks.
     columns, folded, _ = lrd.truncate(joint.cov_factor, joint.cov_diag, max(ranks))
     for rank in ranks:
         kept, diag = columns[..., :rank], folded + columns[..., rank:].square().sum(-1)

@@ -1,4 +1,4 @@
-"""Rows as a Markdown table that reads well as plain text too."""
+"""Rows as an aligned Markdown table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEADINGS = ("prediction", "log-likelihood", "sd over images", "RMS z of the sum"
 
 
 def table(rows: Sequence[tuple[str, Row]]) -> list[str]:
-    """Lines for names and rows."""
+    """The lines of a table of named rows."""
     cells = [HEADINGS]
     for name, row in rows:
         calibrated = (
@@ -22,7 +22,7 @@ def table(rows: Sequence[tuple[str, Row]]) -> list[str]:
 
 
 def summary(row: Row) -> dict[str, float]:
-    """Its figures, ready for JSON."""
+    """The figures of a row, for JSON."""
     found = {"mean": row.mean, "sd": row.sd}
     if row.z is not None:
         found |= {"rms_z": calibration(row.z).rms, "coverage": calibration(row.z).coverage}
@@ -30,7 +30,7 @@ def summary(row: Row) -> dict[str, float]:
 
 
 def markdown(cells: Sequence[Sequence[str]]) -> list[str]:
-    """A table of equally wide columns: the first row is the heading, the first column is set left."""
+    """An aligned table: the first row is the heading, the first column is left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     lines = ["| " + " | ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) + " |" for row in cells]
     rule = "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
