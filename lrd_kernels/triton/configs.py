@@ -1,6 +1,6 @@
 """Which block sizes a kernel runs with: a table by architecture, rank, compute type and layout, not a search at first
-call. `python tests/gpu/choose.py` rewrites configs_table.py: by what compiles without spills, with --time on a GPU by
-what is fastest there.
+call. `python -m benchmarks.gpu.choose` rewrites configs_table.py: by what compiles without spills, or with --time, on a
+GPU, by what is fastest there.
 
 A compute type is "float64", "float32", or "tf32x3": float32 products made of three on tensor cores. These sum with
 roundings of their own, so only precision "float32" takes them, and only where products, not memory, limit the pass.

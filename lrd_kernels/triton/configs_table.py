@@ -1,7 +1,7 @@
 """(op, architecture, compute type) -> rank -> (BLOCK_S, BLOCK_R, warps, stages, programs).
 
 A rank stands for all up to it from the one before; larger ranks are done in tiles of the last BLOCK_R. "any" serves
-the architectures that have no entry. Written by tests/gpu/choose.py.
+the architectures that have no entry. Written by benchmarks.gpu.choose.
 """
 
 TIMED: list[str] = []  # architectures whose entries were timed on a GPU; the others compile without spills

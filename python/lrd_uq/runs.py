@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import lrd_kernels as lrd
+from lrd_kernels.info import cpu_model
 from lrd_uq.extra import lightning as L
 
 CHECKPOINT = "last.ckpt"
@@ -81,12 +82,3 @@ def facts() -> dict[str, Any]:
         f" Python {platform.python_version()}",
         "allocator": f"LD_PRELOAD={preloaded}" if preloaded else f"malloc of {' '.join(platform.libc_ver())}",
     }
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

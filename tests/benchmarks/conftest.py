@@ -4,7 +4,6 @@ import gc
 import json
 
 import pytest
-import torch
 
 from benchmarks import fresh
 
@@ -16,15 +15,6 @@ def _quick_collections():
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Threads that wait for each other would only use up the cores of a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

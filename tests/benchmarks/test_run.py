@@ -167,6 +167,7 @@ def test_rooflines_by_hand():
     assert reached["backward_fraction"] == pytest.approx(0.5)
 
 
+@pytest.mark.alone
 def test_other_work_is_noticed():
     watch = machine.OtherWork()
     command = "import time; end = time.time() + 0.5\nwhile time.time() < end: pass"
@@ -184,6 +185,7 @@ def test_disturbed_times_are_marked(run_quick, monkeypatch, capsys):
     assert capsys.readouterr().out.count("DISTURBED") == 2  # the case, and its line in the overview
 
 
+@pytest.mark.alone
 def test_memory_of_a_call_is_measured(monkeypatch):
     """A known allocation: 64 MiB on top of inputs, held for the duration of a call that returns next to nothing."""
 
@@ -198,6 +200,7 @@ def test_memory_of_a_call_is_measured(monkeypatch):
     assert extra == pytest.approx(1 << 26, rel=0.05)
 
 
+@pytest.mark.alone
 def test_memory_is_told_from_a_fresh_process():
     told = memory.in_fresh_process(Case(1, 1 << 18, 1), "row", "torch", "forward_backward")
     assert told["extra_bytes"] >= 3 << 20  # the gradients of loc, factor and diag, 1 MiB each

@@ -223,6 +223,7 @@ def test_compare_reads_the_other_benchmark(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_quick_ratios_have_a_floor(tmp_path):
     """Ratios, not times: far below what an idle machine shows, far above what a lost kernel would."""
     if reason := methods.unavailable("lrd"):

@@ -13,12 +13,6 @@ from lrd_uq.heads import LowRankHead
 from lrd_uq.nets import DigitsUNet, wrap
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Hardly slower for digits, and much faster when other processes use the cores."""
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def data():
     """A few real digits."""

@@ -126,7 +126,6 @@ def _text(config):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "dropout"
-    torch.set_num_threads(1)
     fit(folder, "digits_dropout", "--trainer.max_steps", "21")
     return folder
 
