@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from lrd_kernels import _ops, reference
 from lrd_kernels._batch import Batch
 from lrd_kernels._forward import Factorisation, Terms, again_by_qr, declined, log_prob_fwd, op_inputs
-from lrd_kernels._schemas import DECLINING_AUTO
+from lrd_kernels._policy import AUTO, DECLINING_AUTO
 
 
 class LogProb(Function):
@@ -87,7 +87,10 @@ class EagerLogProb(Function):
     ) -> Tensor:
         batch = Batch(cov_factor, cov_diag, mask, (value, loc))
         looking = (  # elsewhere it would wait for the device
-            terms.backend == "cpu" and terms.precision == 0 and not terms.qr and type(cov_factor) in (Tensor, Parameter)
+            terms.backend == "cpu"
+            and terms.precision == AUTO
+            and not terms.qr
+            and type(cov_factor) in (Tensor, Parameter)
         )
         precision = DECLINING_AUTO if looking else terms.precision
         inputs = op_inputs(batch, value, loc, cov_factor, cov_diag, mask, terms.eps, precision)
@@ -358,7 +361,7 @@ class PrecisionDiag(Function):
     def forward(cov_factor: Tensor, cov_diag: Tensor, backend: str) -> Tensor:
         ops = _ops.OPS[backend]
         batch = Batch(cov_factor, cov_diag, None, ())
-        inputs = op_inputs(batch, None, None, cov_factor, cov_diag, None, None, 0)
+        inputs = op_inputs(batch, None, None, cov_factor, cov_diag, None, None, AUTO)
         result, *saved = ops.log_prob_fwd(*inputs, None, None, 0.0, 1.0, 0.0)
         one = torch.ones_like(result)
         _, diag, _ = ops.log_prob_bwd(*inputs, *saved, one, 0.0, 1.0, False, True, False, False)

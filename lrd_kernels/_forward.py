@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lrd_kernels import _ops, _qr, reference
+from lrd_kernels import _ops, _policy, _qr, reference
 from lrd_kernels._batch import Batch
 
 
@@ -19,7 +19,7 @@ class Terms(NamedTuple):
     logdet: float
     constant: float = 0.0
     eps: float | None = None
-    precision: int = 0
+    precision: int = _policy.AUTO
     qr: bool = False  # the factorisation by QR, in which the ops have no part
     backend: str = "cpu"
 
@@ -54,7 +54,7 @@ def log_prob_fwd(
         return _ops.OPS[terms.backend].log_prob_fwd(*inputs, *known, terms.maha, terms.logdet, terms.constant)
     factor, diag, value, loc, mask, eps, _ = inputs
     if eps is not None:
-        diag = reference.positive_diag(diag.double(), eps, reference.exp_limit(diag.dtype))
+        diag = reference.positive_diag(diag.double(), eps, _policy.exp_limit(diag.dtype))
     diff = value if value is None or loc is None else value.double() - loc.double()
     chol_inv, summary, z, maha = _qr.factorise(factor, diag, diff, mask)
     failed = summary[:, :1].isinf() | ~maha.isfinite()  # [B, N]

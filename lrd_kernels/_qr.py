@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lrd_kernels._policy import QR_GROWTH
+
 CHUNK_ELEMENTS = 2**21  # of A that are held at a time
 
 
@@ -64,5 +66,5 @@ def factorise(
     upper = torch.where(good[:, None, None], upper, eye)
     z = torch.linalg.solve_triangular(upper, signs * fitted, upper=True).mT
     chol_inv = torch.linalg.solve_triangular(upper, eye, upper=True).mT
-    growth = torch.where(good, 1e12, torch.inf)  # so much that nothing is left to float32
+    growth = torch.where(good, QR_GROWTH, torch.inf)
     return chol_inv.contiguous(), torch.stack([growth.to(logdet), logdet], -1), z.contiguous(), left

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from lrd_kernels._policy import exp_limit
 from lrd_kernels._schemas import PRECISIONS, QR
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -145,7 +146,7 @@ def explain(
     diag_name = "cov_diag" if eps is None else "raw_diag"
     diag = cov_diag.detach().double()
     if eps is not None:  # finite raw entries cannot overflow
-        diag = torch.where(diag.isfinite(), diag.clamp(max=80), diag).exp() + eps
+        diag = torch.where(diag.isfinite(), diag.clamp(max=exp_limit(cov_diag.dtype)), diag).exp() + eps
     wide_mask = None if mask is None else mask.detach()
     counted = diag if wide_mask is None else torch.where(wide_mask, diag, torch.inf)
     smallest = float(counted.min()) if counted.numel() else float("nan")

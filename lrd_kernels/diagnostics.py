@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lrd_kernels import _capacitance, _validate, functional
 from lrd_kernels._eigen import Covariance, lanczos, power
+from lrd_kernels._policy import CHOLESKY_CONDITION, FLOAT32_CONDITION, GRADIENT_CONDITION
 
 __all__ = [
     "Diagnosis",
@@ -196,9 +197,10 @@ def _condition(gram: Tensor, cov_factor: Tensor, cov_diag: Tensor, mask: Tensor 
         return torch.ones(gram.shape[:-2], dtype=gram.dtype, device=gram.device)
     good = gram.isfinite().all(-1).all(-1)
     condition = _condition_of(_capacitance.cholesky(gram))
-    if bool((good & ~(condition < 1e14)).any()):
+    beyond = good & ~(condition < CHOLESKY_CONDITION)
+    if bool(beyond.any()):
         by_qr = _condition_of(_capacitance.cholesky_by_qr(cov_factor, cov_diag, mask))
-        condition = torch.where(good & ~(condition < 1e14), by_qr, condition)
+        condition = torch.where(beyond, by_qr, condition)
     return condition
 
 
@@ -244,11 +246,11 @@ def _verdict(d: Diagnosis) -> str:
     if int(d.bad_entries.sum()):
         return f"Not a covariance: {int(d.bad_entries.sum())} entries are not finite, or of the diagonal not positive."
     condition, share = float(d.capacitance_condition.max()), float(d.share_at_floor.max())
-    if condition >= 1e14:
+    if condition >= CHOLESKY_CONDITION:
         words = f'Beyond a Cholesky in float64: use precision="qr", and {ADVICE}.'
-    elif condition >= 1e11:
+    elif condition >= GRADIENT_CONDITION:
         words = f"At the edge: gradients begin to lose digits even in float64; {ADVICE}."
-    elif max(condition, float(d.condition_lower.max())) >= 1e6:
+    elif max(condition, float(d.condition_lower.max())) >= FLOAT32_CONDITION:
         words = f"Safe here, but float32 arithmetic may fail. To be safe there too: {ADVICE}."
     else:
         words = "Healthy."

@@ -13,7 +13,7 @@ from torch.distributions.utils import lazy_property
 from lrd_kernels import _validate, functional
 from lrd_kernels._forward import Factorisation
 from lrd_kernels._operations import Operations
-from lrd_kernels.reference import LOG_2PI
+from lrd_kernels._policy import LOG_2PI
 
 __all__ = ["LowRankMultivariateNormal"]
 

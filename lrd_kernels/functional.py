@@ -26,11 +26,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lrd_kernels import _autograd, _dispatch, _validate, reference
+from lrd_kernels import _autograd, _dispatch, _policy, _validate, reference
 from lrd_kernels._batch import Batch
 from lrd_kernels._forward import Factorisation, Terms
+from lrd_kernels._policy import LOG_2PI
 from lrd_kernels._schemas import PRECISIONS, QR
-from lrd_kernels.reference import LOG_2PI
 
 TRANSFORMS = ("exp", "softplus")
 
@@ -165,8 +165,7 @@ def positive_diag(
     floor = _floor(0.0 if eps is None else eps, eps_std)
     if transform == "softplus":
         return floor + torch.nn.functional.softplus(raw)
-    limit = 11.0 if raw.dtype == torch.float16 else reference.exp_limit(raw.dtype)
-    return reference.positive_diag(raw, floor, limit)
+    return reference.positive_diag(raw, floor, _policy.exp_limit(raw.dtype))
 
 
 def capacitance_cholesky(

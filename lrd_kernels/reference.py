@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-LOG_2PI = math.log(2 * math.pi)
+from lrd_kernels._policy import LOG_2PI, exp_limit
 
 
 def result_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -23,11 +23,6 @@ def is_wide(cov_factor: Tensor) -> bool:
     """Whether there are more columns than outputs. Then the S x S matrix `D^-1/2 Sigma D^-1/2` is the smaller one, and
     the better: the capacitance would have eigenvalues of 1 that drown in the rounding of the large ones."""
     return cov_factor.shape[-1] > cov_factor.shape[-2]
-
-
-def exp_limit(dtype: torch.dtype) -> float:
-    """Up to where a raw diagonal of this dtype is exponentiated: far from overflow, of its square too."""
-    return 350.0 if dtype == torch.float64 else 80.0
 
 
 def positive_diag(raw: Tensor, eps: float, limit: float) -> Tensor:

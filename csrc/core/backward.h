@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "arena.h"
 #include "columns.h"
 #include "kernels.h"
+#include "policy.h"
 #include "rows.h"
 #include "simd.h"
 #include "small_dense.h"
@@ -179,7 +181,7 @@ static RegisterKernel<A> register_kernel(int64_t R) {
 
 // The vector gradients of a failed item; to the factor's gradient it adds nothing.
 template <class T>
-static void write_zeros(const Gaussian& g, const GramGrads& to, int64_t begin, int64_t n) {
+static void write_zeros(const GaussianInputs& g, const GramGrads& to, int64_t begin, int64_t n) {
   for (int64_t i = 0; to.diag && i < n; ++i) store(static_cast<T*>(to.diag)[begin + i], 0.0);
   for (int64_t value = 0; to.loc && value < (to.sum_loc ? 1 : g.N); ++value)
     for (int64_t i = 0; i < n; ++i) store(static_cast<T*>(to.loc)[value * to.loc_stride_n + begin + i], 0.0);
@@ -198,45 +200,69 @@ static void write_factor(const A* grad, int64_t ld, int64_t R, int64_t n, const 
 
 // dD, or d/d raw = dD exp(raw) = dD (D - eps); a masked row has D = 1 and dD = 0.
 template <class T>
-static void write_grad_diag(const Gaussian& g, RowScratch rows, double* grad_diag, int64_t n, T* to) {
+static void write_grad_diag(const GaussianInputs& g, RowScratch rows, double* grad_diag, int64_t n, T* to) {
   if (g.exp_diag)
     for (int64_t i = 0; i < n; ++i) grad_diag[i] *= rows.diag[i] - g.eps;
   write_vector<T>(grad_diag, n, to);
 }
 
-// Scratch: a row of R and six vectors of ld in double, kValueChunk + 1 of ld in A, then x, v and grad [R, ld] and a
-// chunk of z in A.
+template <class A>
+struct BackwardScratch {
+  int64_t ld;  // the rows of a block
+  RowScratch rows;
+  double *diff, *grad_diag, *projected, *sum_loc;  // [ld]
+  double* one_row;                                 // [R]
+  A* scale_q;                                      // [ld]
+  A *x, *v, *grad;                                 // [R, ld]
+  ValueChunk<A> values;
+
+  template <class Memory>
+  BackwardScratch(Memory& memory, int64_t R)
+      : ld(bwd_block_rows(R)), rows(memory, ld), values{nullptr, R + ValueChunk<A>::kPad, nullptr, 0} {
+    memory.take(diff, ld);
+    memory.take(grad_diag, ld);
+    memory.take(projected, ld);
+    memory.take(sum_loc, ld);
+    memory.take(values.scales, kValueChunk * ld);
+    memory.take(scale_q, ld);
+    memory.take(x, R * ld);
+    memory.take(v, R * ld);
+    memory.take(grad, R * ld);
+    memory.take(values.z, (kValueChunk + ValueChunk<A>::kPad) * values.ld_z);
+    memory.take(one_row, R);
+  }
+};
+
+template <class A>
+static int64_t bwd_scratch(int64_t R) {
+  return bytes_of<BackwardScratch<A>>(R);
+}
+
 template <class T, class A>
-static void log_prob_bwd_rows(const Gaussian* gaussians, const GramGrads* grads, int64_t count, int64_t begin,
+static void log_prob_bwd_rows(const GaussianInputs* gaussians, const GramGrads* grads, int64_t count, int64_t begin,
                               int64_t end, void* scratch) {
-  const int64_t R = gaussians[0].R;
+  const int64_t R = gaussians[0].factor.R;
   const int64_t n = end - begin;
-  const int64_t ld = bwd_block_rows(R);
-  double* one_row = static_cast<double*>(scratch);
-  double* diag = one_row + R;
-  RowScratch rows{diag, diag + ld};
-  double* diff = diag + 2 * ld;
-  double* grad_diag = diag + 3 * ld;
-  double* projected = diag + 4 * ld;
-  double* sum_loc = diag + 5 * ld;
-  A* scales = reinterpret_cast<A*>(diag + 6 * ld);
-  A* scale_q = scales + kValueChunk * ld;
-  A* x = scale_q + ld;
-  A* v = x + R * ld;
-  A* grad = v + R * ld;
-  ValueChunk<A> values{grad + R * ld, R + ValueChunk<A>::kPad, scales, 0};
+  Arena arena(scratch);
+  const BackwardScratch<A> held(arena, R);
+  const int64_t ld = held.ld;
+  const RowScratch rows = held.rows;
+  double *diff = held.diff, *grad_diag = held.grad_diag, *projected = held.projected, *sum_loc = held.sum_loc;
+  A *scale_q = held.scale_q, *x = held.x, *v = held.v, *grad = held.grad;
+  ValueChunk<A> values = held.values;
+  A* scales = values.scales;
   const bool need_factor = grads[0].factor != nullptr;
   bool first = true;  // nothing has been put into grad yet
 
   for (int64_t item = 0; item < count; ++item) {
-    const Gaussian& g = gaussians[item];
+    const GaussianInputs& g = gaussians[item];
     const GramGrads& to = grads[item];
     if (to.failed) {
       write_zeros<T>(g, to, begin, n);
       continue;
     }
     read_diag<T>(g, begin, n, rows);
-    read_columns<T, A>(g, begin, n, x, ld);
+    read_columns<T, A>(g.factor, g.mask, begin, n, x, ld);
     const bool in_registers =
         std::is_same_v<A, double> && count == 1 && g.N == 1 && R >= 1 && R <= kRegisterRank && to.value_info[0] == 0;
     if (in_registers) {
@@ -300,7 +326,7 @@ static void log_prob_bwd_rows(const Gaussian* gaussians, const GramGrads* grads,
       if (sizeof(A) < sizeof(double))
         for (int64_t i = 0; i < n; ++i)
           if (rows.weight[i] * projected[i] > kHighLeverage)
-            projected[i] = exact_row(to.exact_chol_inv, x + i, v + i, ld, R, one_row);
+            projected[i] = exact_row(to.exact_chol_inv, x + i, v + i, ld, R, held.one_row);
       for (int64_t i = 0; i < n; ++i) {
         grad_diag[i] += cl * rows.weight[i] * (1.0 - rows.weight[i] * projected[i]);
         scale_q[i] = A(2.0 * cl * rows.weight[i]);

@@ -28,20 +28,20 @@ static void read_column(const T* from, int64_t n, int64_t ahead, A* to) {
 
 // Rows [begin, begin + n) of P, n <= ld, as columns; zeros below them up to a multiple of 8 and where masked.
 template <class T, class A>
-static void read_columns(const Gaussian& g, int64_t begin, int64_t n, A* out, int64_t ld) {
+static void read_columns(const MatrixView& P, VectorView mask, int64_t begin, int64_t n, A* out, int64_t ld) {
   typedef Wide<T> E;
   typedef A Stored __attribute__((vector_size(8 * sizeof(A)), aligned(sizeof(A)), may_alias));
-  const T* factor = static_cast<const T*>(g.factor) + begin * g.factor_stride_s;
-  const int64_t row = g.factor_stride_s, column = g.factor_stride_r;
+  const T* factor = static_cast<const T*>(P.data) + begin * P.stride_s;
+  const int64_t row = P.stride_s, column = P.stride_r;
   constexpr int64_t kLine = 64 / sizeof(T);
-  if (column == 1 && row >= g.R && g.R >= 4) {  // row-major
+  if (column == 1 && row >= P.R && P.R >= 4) {  // row-major
     // How far from `factor` may be read: a short last tile of columns reads on into the next row, if there is one.
-    const int64_t readable = (g.S - 1 - begin) * row + g.R;
+    const int64_t readable = (P.S - 1 - begin) * row + P.R;
     for (int64_t i0 = 0; i0 < n; i0 += 8) {
       for (int64_t i = i0 + ld; i < i0 + ld + 8; ++i)  // as in read_column
-        for (int64_t j = 0; j < g.R; j += kLine) __builtin_prefetch(factor + i * row + j);
-      for (int64_t j0 = 0; j0 < g.R; j0 += 8) {
-        const int64_t columns = g.R - j0 < 8 ? g.R - j0 : 8;
+        for (int64_t j = 0; j < P.R; j += kLine) __builtin_prefetch(factor + i * row + j);
+      for (int64_t j0 = 0; j0 < P.R; j0 += 8) {
+        const int64_t columns = P.R - j0 < 8 ? P.R - j0 : 8;
         const int64_t rows = n - i0 < 8 ? n - i0 : 8;
         A* to = out + j0 * ld + i0;
         typename Octet<E>::Vector tile[8];
@@ -66,7 +66,7 @@ static void read_columns(const Gaussian& g, int64_t begin, int64_t n, A* out, in
     }
   } else {
     const int64_t padded = (n + 7) / 8 * 8;
-    for (int64_t j = 0; j < g.R; ++j) {
+    for (int64_t j = 0; j < P.R; ++j) {
       const T* from = factor + j * column;
       A* to = out + j * ld;
       if (row == 1)
@@ -76,10 +76,10 @@ static void read_columns(const Gaussian& g, int64_t begin, int64_t n, A* out, in
       for (int64_t i = n; i < padded; ++i) to[i] = A(0);
     }
   }
-  if (g.mask.data)
+  if (mask.data)
     for (int64_t i = 0; i < n; ++i)
-      if (!present(g, begin + i))
-        for (int64_t j = 0; j < g.R; ++j) out[j * ld + i] = A(0);
+      if (!present(mask, begin + i))
+        for (int64_t j = 0; j < P.R; ++j) out[j * ld + i] = A(0);
 }
 
 // Columns x [R, ld] to rows [begin, begin + n) of a matrix in the input's dtype.

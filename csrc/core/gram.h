@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "arena.h"
 #include "columns.h"
 #include "kernels.h"
 #include "prefetch.h"
@@ -63,41 +64,62 @@ static int64_t triangle_tiles(int64_t R) {
 }
 
 // Small ranks and few values: the block as columns, the differences among them, all products as sums along the rows.
-// Lanes stay apart until the end. Scratch: per-lane sums, x, and the vectors of a block.
+// Lanes stay apart until the end.
+template <class A>
+struct SmallGramScratch {
+  int64_t ld;       // the rows of a block
+  int64_t columns;  // of the factor and the differences
+  int64_t padded;
+  RowScratch rows;
+  double* diff;      // [ld]
+  A* narrow_weight;  // [ld], not in double, where the weights serve as they are
+  A* x;              // [padded, ld]
+  A* lanes;          // [columns, padded] vectors
+
+  template <class Memory>
+  SmallGramScratch(Memory& memory, int64_t R, int64_t N)
+      : ld(gram_block_rows(R, N, kComputeOf<A>)),
+        columns(R + N),
+        padded((columns + kDotColumns - 1) / kDotColumns * kDotColumns),
+        rows(memory, ld) {
+    memory.take(diff, ld);
+    memory.take(narrow_weight, std::is_same_v<A, double> ? 0 : ld);
+    memory.take(x, padded * ld);
+    memory.take(lanes, columns * padded * Tile<A>::kLanes);
+  }
+};
+
 template <class T, class A>
-static void gram_rows_small(const Gaussian& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
-  constexpr Compute compute = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
+static void gram_rows_small(const GaussianInputs& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
   constexpr int64_t kLanes = Tile<A>::kLanes;
-  const int64_t ld = gram_block_rows(g.R, g.N, compute);
-  const int64_t columns = g.R + g.N;
-  const int64_t padded = (columns + kDotColumns - 1) / kDotColumns * kDotColumns;
-  double* diag = static_cast<double*>(scratch);
-  RowScratch rows{diag, diag + ld};
-  double* diff = diag + 2 * ld;
-  // In double the weights serve as they are.
-  A* weight = std::is_same_v<A, double> ? reinterpret_cast<A*>(rows.weight) : reinterpret_cast<A*>(diag + 3 * ld);
-  A* x = reinterpret_cast<A*>(diag + 4 * ld);
-  A* lanes = x + padded * ld;  // [columns, padded] vectors
+  const int64_t R = g.factor.R;
+  Arena arena(scratch);
+  const SmallGramScratch<A> held(arena, R, g.N);
+  const int64_t ld = held.ld, columns = held.columns, padded = held.padded;
+  const RowScratch rows = held.rows;
+  double* diff = held.diff;
+  A* weight = std::is_same_v<A, double> ? reinterpret_cast<A*>(rows.weight) : held.narrow_weight;
+  A *x = held.x, *lanes = held.lanes;
   for (int64_t i = 0; i < columns * padded * kLanes; ++i) lanes[i] = A(0);
 
   for (int64_t i0 = begin; i0 < end; i0 += ld) {
     const int64_t n = end - i0 < ld ? end - i0 : ld;
     const int64_t whole = (n + kLanes - 1) / kLanes * kLanes;
     *out.log_diag += read_diag<T>(g, i0, n, rows);
-    read_columns<T, A>(g, i0, n, x, ld);
+    read_columns<T, A>(g.factor, g.mask, i0, n, x, ld);
     if (!std::is_same_v<A, double>)
       for (int64_t i = 0; i < n; ++i) weight[i] = A(rows.weight[i]);
     for (int64_t i = n; i < whole; ++i) weight[i] = A(0);
     for (int64_t value = 0; value < g.N; ++value) {
       read_diff<T>(g, value, i0, n, diff);
-      A* column = x + (g.R + value) * ld;
+      A* column = x + (R + value) * ld;
       for (int64_t i = 0; i < n; ++i) column[i] = A(diff[i]);
       out.quad[value] += weighted_square(diff, rows.weight, n);
     }
     for (int64_t j = 0; j < columns && n < whole; ++j)  // 0 * NaN is NaN
       for (int64_t i = n; i < whole; ++i) x[j * ld + i] = A(0);
     for (int64_t a = 0; a < columns; a += kDotRows) {
-      const int64_t last = a + kDotRows < g.R ? a + kDotRows : g.R;
+      const int64_t last = a + kDotRows < R ? a + kDotRows : R;
       for (int64_t b = 0; b < last; b += kDotColumns) {
         A* sums = lanes + (a * padded + b) * kLanes;
         const A *xa = x + a * ld, *xb = x + b * ld;
@@ -119,9 +141,9 @@ static void gram_rows_small(const Gaussian& g, int64_t begin, int64_t end, void*
         }
       }
     }
-    if (compute == Compute::f32 || i0 + ld >= end) {  // float lanes are flushed with every block
+    if (kComputeOf<A> == Compute::f32 || i0 + ld >= end) {  // float lanes are flushed with every block
       for (int64_t a = 0; a < columns; ++a)
-        for (int64_t b = 0; b < (a < g.R ? a + 1 : g.R); ++b) {
+        for (int64_t b = 0; b < (a < R ? a + 1 : R); ++b) {
           A* from = lanes + (a * padded + b) * kLanes;
           double sum = 0.0;
           for (int64_t lane = 0; lane < kLanes; ++lane) sum += double(from[lane]);
@@ -132,26 +154,44 @@ static void gram_rows_small(const Gaussian& g, int64_t begin, int64_t end, void*
   }
 }
 
-// Scratch: x [rows, padded columns] in A, then diag, weight, diff and shifts [rows] in double and scale [rows] in A.
+template <class A>
+struct LargeGramScratch {
+  int64_t block;  // rows
+  int64_t ld;     // columns of the factor in whole tiles, a chunk of values, and what the last tile of rows reads on
+  RowScratch rows;
+  double *diff, *shifts;  // [block]
+  A* scale;               // [block]
+  A* x;                   // [block, ld]
+
+  template <class Memory>
+  LargeGramScratch(Memory& memory, int64_t R, int64_t N)
+      : block(gram_block_rows(R, N, kComputeOf<A>)),
+        ld(whole_tiles<A>(R) + kValueChunk + kMaxTileRows),
+        rows(memory, block) {
+    memory.take(diff, block);
+    memory.take(shifts, block);
+    memory.take(scale, block);
+    memory.take(x, block * ld);
+  }
+};
+
 template <class T, class A>
-static void gram_rows_large(const Gaussian& g, const double* shift, int64_t begin, int64_t end, void* scratch,
+static void gram_rows_large(const GaussianInputs& g, const double* shift, int64_t begin, int64_t end, void* scratch,
                             GramSums out) {
-  constexpr Compute compute = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
-  const int64_t block = gram_block_rows(g.R, g.N, compute);
-  const int64_t ld = out.ld + kValueChunk + kMaxTileRows;
-  A* x = static_cast<A*>(scratch);
-  double* diag = reinterpret_cast<double*>(x + block * ld);
-  RowScratch rows{diag, diag + block};
-  double* diff = diag + 2 * block;
-  double* shifts = diag + 3 * block;
-  A* scale = reinterpret_cast<A*>(diag + 4 * block);
-  const int64_t tiles = triangle_tiles<A>(g.R);
+  const int64_t R = g.factor.R;
+  Arena arena(scratch);
+  const LargeGramScratch<A> held(arena, R, g.N);
+  const int64_t block = held.block, ld = held.ld;
+  const RowScratch rows = held.rows;
+  double *diff = held.diff, *shifts = held.shifts;
+  A *scale = held.scale, *x = held.x;
+  const int64_t tiles = triangle_tiles<A>(R);
 
   for (int64_t i0 = begin; i0 < end; i0 += block) {
     const int64_t n = end - i0 < block ? end - i0 : block;
     *out.log_diag += read_diag<T>(g, i0, n, rows);
     for (int64_t i = 0; i < n; ++i) scale[i] = A(std::sqrt(rows.weight[i]));
-    read_factor<T, A>(g, i0, n, scale, x, ld, shift, shifts);
+    read_factor<T, A>(g.factor, g.mask, i0, n, scale, x, ld, shift, shifts);
 
     // G goes with the first chunk of values; later chunks overwrite the columns behind the factor.
     int64_t value = 0;
@@ -160,28 +200,34 @@ static void gram_rows_large(const Gaussian& g, const double* shift, int64_t begi
       for (int64_t c = 0; c < count; ++c) {
         read_diff<T>(g, value + c, i0, n, diff);
         for (int64_t i = 0; shift && i < n; ++i) diff[i] -= shifts[i];
-        for (int64_t i = 0; i < n; ++i) x[i * ld + g.R + c] = A(diff[i]) * scale[i];
+        for (int64_t i = 0; i < n; ++i) x[i * ld + R + c] = A(diff[i]) * scale[i];
         out.quad[value + c] += weighted_square(diff, rows.weight, n);
       }
       GramSums shifted = out;
       shifted.sums += value * out.ld;
       if (value == 0 && out.want_gram) {
         const int64_t next = i0 + n, last = next + block < end ? next + block : end;
-        NextBlock<T> ahead(g, next, last, tiles);
-        add_products<A, kTileRows>(x, ld, n, 0, g.R, g.R, out, [&] { ahead.step(); });
+        NextBlock<T> ahead(g.factor, next, last, tiles);
+        add_products<A, kTileRows>(x, ld, n, 0, R, R, out, [&] { ahead.step(); });
       }
       if (count < 4)
-        add_products<A, 1>(x, ld, n, g.R, g.R + count, g.R, shifted, [] {});
+        add_products<A, 1>(x, ld, n, R, R + count, R, shifted, [] {});
       else
-        add_products<A, kTileRows>(x, ld, n, g.R, g.R + count, g.R, shifted, [] {});
+        add_products<A, kTileRows>(x, ld, n, R, R + count, R, shifted, [] {});
       value += count;
     } while (value < g.N);
   }
 }
 
+template <class A>
+static int64_t gram_scratch(int64_t R, int64_t N) {
+  return sums_along_rows(R, N) ? bytes_of<SmallGramScratch<A>>(R, N) : bytes_of<LargeGramScratch<A>>(R, N);
+}
+
 template <class T, class A>
-static void gram_rows(const Gaussian& g, const double* shift, int64_t begin, int64_t end, void* scratch, GramSums out) {
-  if (sums_along_rows(g.R, g.N))
+static void gram_rows(const GaussianInputs& g, const double* shift, int64_t begin, int64_t end, void* scratch,
+                      GramSums out) {
+  if (sums_along_rows(g.factor.R, g.N))
     gram_rows_small<T, A>(g, begin, end, scratch, out);
   else
     gram_rows_large<T, A>(g, shift, begin, end, scratch, out);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "arena.h"
 #include "gram.h"
 #include "kernels.h"
 #include "stack.h"
@@ -11,20 +12,40 @@
 namespace lrd {
 namespace LRD_ISA_NAMESPACE {
 
-// Scratch: x [rows, ld] in A, then the means [rows] in double and scales [rows] in A.
+template <class A>
+struct JointGramScratch {
+  int64_t block;  // rows
+  int64_t ld;     // columns in whole tiles, and what the last tile of rows reads on
+  double* mean;   // [block]
+  A* ones;        // [block]
+  A* x;           // [block, ld]
+
+  template <class Memory>
+  JointGramScratch(Memory& memory, int64_t columns)
+      : block(joint_block_rows(columns, kComputeOf<A>)), ld(whole_tiles<A>(columns) + kMaxTileRows) {
+    memory.take(mean, block);
+    memory.take(ones, block);
+    memory.take(x, block * ld);
+  }
+};
+
+template <class A>
+static int64_t joint_gram_scratch(int64_t columns) {
+  return bytes_of<JointGramScratch<A>>(columns);
+}
+
 template <class T, class A>
 static void joint_gram_rows(const Stack& s, int64_t begin, int64_t end, void* scratch, GramSums out) {
-  constexpr Compute compute = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
-  const int64_t columns = s.columns(), block = joint_block_rows(columns, compute);
-  const int64_t ld = out.ld + kMaxTileRows;
-  A* x = static_cast<A*>(scratch);
-  double* mean = reinterpret_cast<double*>(x + block * ld);
-  A* ones = reinterpret_cast<A*>(mean + block);
+  const int64_t columns = s.columns();
+  Arena arena(scratch);
+  const JointGramScratch<A> held(arena, columns);
+  const int64_t block = held.block, ld = held.ld;
+  A* x = held.x;
   const int64_t tiles = triangle_tiles<A>(columns);
 
   for (int64_t i0 = begin; i0 < end; i0 += block) {
     const int64_t n = end - i0 < block ? end - i0 : block;
-    read_stack_rows<T, A>(s, i0, n, ones, mean, x, ld);
+    read_stack_rows<T, A>(s, i0, n, held.ones, held.mean, x, ld);
     const int64_t next = i0 + n, last = next + block < end ? next + block : end;
     int64_t tile = 0, t = 0;
     NextBlock<T> ahead(stack_vectors(s), next, last, tiles);

@@ -1,9 +1,9 @@
 // The kernels that exist once per instruction set, and the choice between the sets.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
+#include "policy.h"
 #include "types.h"
 
 namespace lrd {
@@ -58,21 +58,21 @@ struct Projection {
 
 struct Kernels {
   const char* isa;
-  int64_t column_multiple[kComputes];  // packed columns are padded to a multiple of this
+  int64_t (*padded_columns[kComputes])(int64_t columns);  // the columns of GramSums: whole tiles
 
   // Adds rows [begin, end) of one Gaussian to `sums`. A shift [R], or null, makes the difference r - P shift; it is for
   // one value and ranks above kSmallRank.
-  void (*gram_rows[kDTypes][kComputes])(const Gaussian&, const double* shift, int64_t begin, int64_t end, void* scratch,
-                                        GramSums sums);
+  void (*gram_rows[kDTypes][kComputes])(const GaussianInputs&, const double* shift, int64_t begin, int64_t end,
+                                        void* scratch, GramSums sums);
 
   // Adds rows [begin, end) of the residuals r_n - P shift_n, shift [N, R], to `sums`: row n of it (of ld columns) is
   // P^T w (r_n - P shift_n), and quad the weighted squares. All in double; log_diag is left alone.
-  void (*residual_rows[kDTypes])(const Gaussian&, const double* shift, int64_t begin, int64_t end, void* scratch,
+  void (*residual_rows[kDTypes])(const GaussianInputs&, const double* shift, int64_t begin, int64_t end, void* scratch,
                                  GramSums sums);
 
   // Gradients of rows [begin, end), at most bwd_block_rows() of them, of `count` Gaussians that share one factor:
   // their factor gradients are summed, in order.
-  void (*log_prob_bwd_rows[kDTypes][kComputes])(const Gaussian*, const GramGrads*, int64_t count, int64_t begin,
+  void (*log_prob_bwd_rows[kDTypes][kComputes])(const GaussianInputs*, const GramGrads*, int64_t count, int64_t begin,
                                                 int64_t end, void* scratch);
 
   // Adds rows [begin, end) of the Gram matrix of a stack to `sums`, of which only the sums themselves are touched.
@@ -85,43 +85,34 @@ struct Kernels {
   // C = I + gram -> L, L^-1 (upper parts zeroed); gram and chol_inv may be the same memory. Returns the growth: by how
   // much more than for orthogonal columns an error of the Gram sums comes out in L^-1 (1 at best, scale-free), infinity
   // when C is not finite.
-  double (*cholesky)(const double* gram, double* chol, double* chol_inv, double* scratch, int64_t R);
+  double (*cholesky)(const double* gram, double* chol, double* chol_inv, void* scratch, int64_t R);
+
+  // The bytes of scratch that each of them takes, by the layout that it uses itself.
+  int64_t (*gram_scratch[kComputes])(int64_t R, int64_t N);
+  int64_t (*residual_scratch)(int64_t R);
+  int64_t (*bwd_scratch[kComputes])(int64_t R);
+  int64_t (*joint_gram_scratch[kComputes])(int64_t columns);
+  int64_t (*project_scratch[kComputes])(int64_t columns, int64_t K);
+  int64_t (*cholesky_scratch)(int64_t R);
 };
 
 // Sizes shared by the kernels and their callers; they depend on the problem alone, never on the threads.
 int64_t gram_block_rows(int64_t R, int64_t N, Compute compute);
 int64_t bwd_block_rows(int64_t R);
-int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute);
-size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, int64_t N, Compute compute);
-size_t bwd_scratch_bytes(int64_t R, Compute compute);
 int64_t joint_block_rows(int64_t columns, Compute compute);
-size_t joint_scratch_bytes(const Kernels& kernels, int64_t columns, Compute compute);
 int64_t project_block_rows(int64_t columns, int64_t K);
-size_t project_scratch_bytes(int64_t columns, int64_t K, Compute compute);
-size_t cholesky_scratch_bytes(int64_t R);
 
 // Values are scored this many at a time beside the packed factor block.
 constexpr int64_t kValueChunk = 16;
 // The most rows of a register tile of any instruction set: scratch is padded by it.
 constexpr int64_t kMaxTileRows = 8;
-// The most columns of a tile of doubles.
-constexpr int64_t kMaxTileColumns = 16;
 // Up to this rank, and one chunk of values, the forward pass sums along the rows of a block; otherwise by outer
 // products of its rows.
 constexpr int64_t kSmallRank = 16;
 constexpr bool sums_along_rows(int64_t R, int64_t N) { return R <= kSmallRank && N <= kValueChunk; }
-// The most rows of a block for outer products: so many terms meet in float32 before they are flushed to double.
-constexpr int64_t kOuterBlockRows = 128;
 
 // Of high ranks, products take so many columns of a block at a time, which stay in the second-level cache.
 constexpr int64_t kCachedColumns = 256;
-
-// Where float32 products are enough by themselves. Below this rank double costs too little to think about it.
-constexpr int64_t kFloat32Rank = 32;
-// The certificate: up to this growth they are.
-constexpr double kFloat32Growth = 8.0;
-// Rows whose leverage exceeds this are done in double, because 1 - h cancels.
-constexpr double kHighLeverage = 0.1;
 
 // The set in use, chosen once: the best that CPU and operating system both allow, or the one
 // that LRD_CPU_ISA names. select_error() tells why that name could not be followed, or is null.

@@ -25,13 +25,19 @@ namespace LRD_ISA_NAMESPACE {
 extern const Kernels table;
 const Kernels table = {
     LRD_STRINGIZE(LRD_ISA_NAMESPACE),
-    {Tile<float>::kColumns, Tile<double>::kColumns},
+    {whole_tiles<float>, whole_tiles<double>},
     LRD_INSTANCES(gram_rows),
     {residual_rows<float>, residual_rows<double>, residual_rows<BFloat16>, residual_rows<Half>},
     LRD_INSTANCES(log_prob_bwd_rows),
     LRD_INSTANCES(joint_gram_rows),
     LRD_INSTANCES(project_fold_rows),
     cholesky,
+    {gram_scratch<float>, gram_scratch<double>},
+    residual_scratch,
+    {bwd_scratch<float>, bwd_scratch<double>},
+    {joint_gram_scratch<float>, joint_gram_scratch<double>},
+    {project_scratch<float>, project_scratch<double>},
+    cholesky_scratch,
 };
 
 }  // namespace LRD_ISA_NAMESPACE

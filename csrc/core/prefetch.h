@@ -13,13 +13,13 @@ namespace LRD_ISA_NAMESPACE {
 template <class T>
 class NextBlock {
  public:
-  NextBlock(const Gaussian& g, int64_t begin, int64_t end, int64_t steps) : steps_(steps) {
-    const bool by_rows = g.factor_stride_r == 1;
-    if (begin >= end || (!by_rows && g.factor_stride_s != 1)) return;
-    next_ = static_cast<const T*>(g.factor) + begin * g.factor_stride_s;
-    stride_ = by_rows ? g.factor_stride_s : g.factor_stride_r;
-    length_ = by_rows ? g.R : end - begin;
-    runs_ = by_rows ? end - begin : g.R;
+  NextBlock(const MatrixView& P, int64_t begin, int64_t end, int64_t steps) : steps_(steps) {
+    const bool by_rows = P.stride_r == 1;
+    if (begin >= end || (!by_rows && P.stride_s != 1)) return;
+    next_ = static_cast<const T*>(P.data) + begin * P.stride_s;
+    stride_ = by_rows ? P.stride_s : P.stride_r;
+    length_ = by_rows ? P.R : end - begin;
+    runs_ = by_rows ? end - begin : P.R;
   }
 
   inline __attribute__((always_inline)) void step() {

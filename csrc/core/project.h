@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "arena.h"
 #include "columns.h"
 #include "kernels.h"
 #include "rows.h"
@@ -36,14 +37,35 @@ static void add_squares(const A* x, int64_t columns, int64_t ld, int64_t n, doub
     for (int64_t i = 0; i < n; ++i) squares[i] += scale * double(x[j * ld + i]) * double(x[j * ld + i]);
 }
 
-// Scratch: two vectors of ld in double, x [columns, ld] and y [K, ld] in A.
+template <class A>
+struct ProjectScratch {
+  int64_t ld;           // the rows of a block
+  double *diag, *lost;  // [ld]
+  A* x;                 // [columns, ld]
+  A* y;                 // [K, ld]
+
+  template <class Memory>
+  ProjectScratch(Memory& memory, int64_t columns, int64_t K) : ld(project_block_rows(columns, K)) {
+    memory.take(diag, ld);
+    memory.take(lost, ld);
+    memory.take(x, columns * ld);
+    memory.take(y, K * ld);
+  }
+};
+
+template <class A>
+static int64_t project_scratch(int64_t columns, int64_t K) {
+  return bytes_of<ProjectScratch<A>>(columns, K);
+}
+
 template <class T, class A>
 static void project_fold_rows(const Stack& s, const Projection& to, int64_t begin, int64_t end, void* scratch) {
-  const int64_t columns = s.columns(), n = end - begin, ld = project_block_rows(columns, to.K);
-  double* diag = static_cast<double*>(scratch);
-  double* lost = diag + ld;
-  A* x = reinterpret_cast<A*>(lost + ld);
-  A* y = x + columns * ld;
+  const int64_t columns = s.columns(), n = end - begin;
+  Arena arena(scratch);
+  const ProjectScratch<A> held(arena, columns, to.K);
+  const int64_t ld = held.ld;
+  double *diag = held.diag, *lost = held.lost;
+  A *x = held.x, *y = held.y;
   read_stack_columns<T, A>(s, begin, n, lost, x, ld);
   full_product(static_cast<const A*>(to.basis), to.ld, to.K, x, columns, ld, n, y);
   if (sizeof(T) < sizeof(A))  // what is folded is what the stored numbers leave

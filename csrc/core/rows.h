@@ -7,8 +7,10 @@
 #include <limits>
 #include <type_traits>
 
+#include "arena.h"
 #include "convert.h"
 #include "kernels.h"
+#include "policy.h"
 #include "transpose.h"
 #include "types.h"
 
@@ -49,14 +51,29 @@ static inline double exp_branch_free(double x) {
 template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+template <class A>
+constexpr Compute kComputeOf = sizeof(A) == sizeof(double) ? Compute::f64 : Compute::f32;
+
+template <class T>
+constexpr double kExpLimit = std::is_same_v<T, double>     ? kExpLimitFloat64
+                             : std::is_same_v<T, float>    ? kExpLimitFloat32
+                             : std::is_same_v<T, BFloat16> ? kExpLimitBFloat16
+                                                           : kExpLimitFloat16;
+
 // A block's per-row quantities; capacity is at least the block's rows.
 struct RowScratch {
   double* diag;    // D, 1 where masked
   double* weight;  // 1 / D, 0 where masked
+
+  template <class Memory>
+  RowScratch(Memory& memory, int64_t rows) {
+    memory.take(diag, rows);
+    memory.take(weight, rows);
+  }
 };
 
-static inline bool present(const Gaussian& g, int64_t row) {
-  return !g.mask.data || static_cast<const uint8_t*>(g.mask.data)[row * g.mask.stride] != 0;
+static inline bool present(VectorView mask, int64_t row) {
+  return !mask.data || static_cast<const uint8_t*>(mask.data)[row * mask.stride] != 0;
 }
 
 // Asks for the n entries after these n: those of the next block, which is too short for the hardware to follow.
@@ -145,10 +162,10 @@ static double invert_by_fours(const double* d, double* w, int64_t n) {
 
 // D and 1/D of rows [begin, begin + n), and sum log D: NaN when a D is not a positive finite number.
 template <class T>
-static double read_diag(const Gaussian& g, int64_t begin, int64_t n, RowScratch rows) {
+static double read_diag(const GaussianInputs& g, int64_t begin, int64_t n, RowScratch rows) {
   read_vector<T>(g.diag, begin, n, rows.diag);
   if (g.exp_diag) {
-    constexpr double kLimit = std::is_same_v<T, double> ? 350.0 : 80.0;  // above, finite numbers count as this one
+    constexpr double kLimit = kExpLimit<T>;  // above, finite numbers count as this one
     for (int64_t i = 0; i < n; ++i) {
       const double raw = rows.diag[i];
       const bool above = raw > kLimit && raw <= std::numeric_limits<double>::max();
@@ -156,14 +173,14 @@ static double read_diag(const Gaussian& g, int64_t begin, int64_t n, RowScratch 
     }
   }
   if (g.mask.data)
-    for (int64_t i = 0; i < n; ++i) rows.diag[i] = present(g, begin + i) ? rows.diag[i] : 1.0;
+    for (int64_t i = 0; i < n; ++i) rows.diag[i] = present(g.mask, begin + i) ? rows.diag[i] : 1.0;
   int64_t bad = 0;
   for (int64_t i = 0; i < n; ++i) bad += !(rows.diag[i] > 0.0 && rows.diag[i] <= std::numeric_limits<double>::max());
   // Four numbers within float's range may be multiplied in double: one division and one logarithm serve all four.
   const bool narrow = !std::is_same_v<T, double> && !g.exp_diag;
   const double log_diag = narrow ? invert_by_fours(rows.diag, rows.weight, n) : invert(rows.diag, rows.weight, n);
   if (g.mask.data)
-    for (int64_t i = 0; i < n; ++i) rows.weight[i] = present(g, begin + i) ? rows.weight[i] : 0.0;
+    for (int64_t i = 0; i < n; ++i) rows.weight[i] = present(g.mask, begin + i) ? rows.weight[i] : 0.0;
   return bad == 0 ? log_diag : std::numeric_limits<double>::quiet_NaN();
 }
 
@@ -182,7 +199,7 @@ static double weighted_square(const double* r, const double* w, int64_t n) {
 
 // r_n = value_n - loc_n of rows [begin, begin + count), 0 where masked.
 template <class T>
-static void read_diff(const Gaussian& g, int64_t n, int64_t begin, int64_t count, double* diff) {
+static void read_diff(const GaussianInputs& g, int64_t n, int64_t begin, int64_t count, double* diff) {
   const T* value = static_cast<const T*>(g.value.data) + n * g.value_stride_n;
   read_vector<T>({value, g.value.stride}, begin, count, diff);
   if (g.loc.data) {
@@ -195,7 +212,7 @@ static void read_diff(const Gaussian& g, int64_t n, int64_t begin, int64_t count
     }
   }
   if (g.mask.data)
-    for (int64_t i = 0; i < count; ++i) diff[i] = present(g, begin + i) ? diff[i] : 0.0;
+    for (int64_t i = 0; i < count; ++i) diff[i] = present(g.mask, begin + i) ? diff[i] : 0.0;
 }
 
 // p . s of one contiguous row, in sixteen independent sums.
@@ -213,29 +230,29 @@ static inline double row_dot(const T* p, const double* s, int64_t R) {
 }
 
 // Rows [begin, begin + n) of P into out [n, ld], each times scale[i], zeros where masked. ld >= R + 8, and
-// n <= kOuterBlockRows, a multiple of 8; rows of `out` and `scale` up to the next multiple of 8 exist. With a shift
+// n <= kFlushRows, a multiple of 8; rows of `out` and `scale` up to the next multiple of 8 exist. With a shift
 // [R], not null, shifts[i] = p_i . shift of every row that is there, in double.
 template <class T, class A>
-static void read_factor(const Gaussian& g, int64_t begin, int64_t n, const A* scale, A* out, int64_t ld,
-                        const double* shift, double* shifts) {
-  const T* factor = static_cast<const T*>(g.factor) + begin * g.factor_stride_s;
-  if (g.factor_stride_s == 1 && g.factor_stride_r != 1) {  // rank-major: columns are contiguous
+static void read_factor(const MatrixView& P, VectorView mask, int64_t begin, int64_t n, const A* scale, A* out,
+                        int64_t ld, const double* shift, double* shifts) {
+  const T* factor = static_cast<const T*>(P.data) + begin * P.stride_s;
+  if (P.stride_s == 1 && P.stride_r != 1) {  // rank-major: columns are contiguous
     typedef Wide<T> E;
     typedef A Stored __attribute__((vector_size(8 * sizeof(A)), aligned(sizeof(A)), may_alias));
     for (int64_t i = 0; shift && i < n; ++i) shifts[i] = 0.0;
     // Eight columns at a time through a small stage: read across, columns a power of two apart would evict one another.
-    E stage[8][kOuterBlockRows];
-    for (int64_t j0 = 0; j0 < g.R; j0 += 8) {
+    E stage[8][kFlushRows];
+    for (int64_t j0 = 0; j0 < P.R; j0 += 8) {
       for (int64_t j = 0; j < 8; ++j) {
-        const T* column = factor + (j0 + j) * g.factor_stride_r;
-        if (j0 + j < g.R)
+        const T* column = factor + (j0 + j) * P.stride_r;
+        if (j0 + j < P.R)
           for (int64_t i = 0; i < n; ++i) stage[j][i] = E(load(column[i]));
         else
           for (int64_t i = 0; i < n; ++i) stage[j][i] = E(0);
       }
       if (shift) {
         double s[8];
-        for (int64_t j = 0; j < 8; ++j) s[j] = j0 + j < g.R ? shift[j0 + j] : 0.0;
+        for (int64_t j = 0; j < 8; ++j) s[j] = j0 + j < P.R ? shift[j0 + j] : 0.0;
         for (int64_t i = 0; i < n; ++i)
           for (int j = 0; j < 8; ++j) shifts[i] += double(stage[j][i]) * s[j];
       }
@@ -248,31 +265,31 @@ static void read_factor(const Gaussian& g, int64_t begin, int64_t n, const A* sc
               __builtin_convertvector(tile[i], Stored) * scale[i0 + i];
       }
     }
-  } else if (g.factor_stride_r == 1 && g.R == 8 && !shift) {  // of a joint covariance: a length worth knowing
+  } else if (P.stride_r == 1 && P.R == 8 && !shift) {  // of a joint covariance: a length worth knowing
     for (int64_t i = 0; i < n; ++i)
-      for (int64_t j = 0; j < 8; ++j) out[i * ld + j] = A(load(factor[i * g.factor_stride_s + j])) * scale[i];
-  } else if (g.factor_stride_r == 1) {
+      for (int64_t j = 0; j < 8; ++j) out[i * ld + j] = A(load(factor[i * P.stride_s + j])) * scale[i];
+  } else if (P.stride_r == 1) {
     for (int64_t i = 0; i < n; ++i) {
-      const T* row = factor + i * g.factor_stride_s;
-      for (int64_t j = 0; j < g.R; ++j) out[i * ld + j] = A(load(row[j])) * scale[i];
-      if (shift) shifts[i] = row_dot(row, shift, g.R);
+      const T* row = factor + i * P.stride_s;
+      for (int64_t j = 0; j < P.R; ++j) out[i * ld + j] = A(load(row[j])) * scale[i];
+      if (shift) shifts[i] = row_dot(row, shift, P.R);
     }
   } else {
     for (int64_t i = 0; i < n; ++i) {
-      const T* row = factor + i * g.factor_stride_s;
+      const T* row = factor + i * P.stride_s;
       double sum = 0.0;
-      for (int64_t j = 0; j < g.R; ++j) {
-        const T entry = row[j * g.factor_stride_r];
+      for (int64_t j = 0; j < P.R; ++j) {
+        const T entry = row[j * P.stride_r];
         out[i * ld + j] = A(load(entry)) * scale[i];
         if (shift) sum += double(load(entry)) * shift[j];
       }
       if (shift) shifts[i] = sum;
     }
   }
-  if (g.mask.data)  // what is masked may hold anything
+  if (mask.data)  // what is masked may hold anything
     for (int64_t i = 0; i < n; ++i)
-      if (!present(g, begin + i)) {
-        for (int64_t j = 0; j < g.R; ++j) out[i * ld + j] = A(0);
+      if (!present(mask, begin + i)) {
+        for (int64_t j = 0; j < P.R; ++j) out[i * ld + j] = A(0);
         if (shift) shifts[i] = 0.0;
       }
 }

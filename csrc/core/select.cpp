@@ -1,4 +1,4 @@
-// Sizes of scratch and blocks, and the choice of the instruction set.
+// Sizes of blocks, and the choice of the instruction set.
 #include <cstdlib>
 #include <cstring>
 
@@ -109,14 +109,7 @@ int64_t gram_block_rows(int64_t R, int64_t N, Compute compute) {
 
 int64_t joint_block_rows(int64_t columns, Compute compute) {
   const int64_t rows = paneled_block_rows(columns, (columns + 1) * element_bytes(compute));
-  return rows < kOuterBlockRows ? rows : kOuterBlockRows;
-}
-
-// Packed rows, and the means and scales of a block.
-size_t joint_scratch_bytes(const Kernels& kernels, int64_t columns, Compute compute) {
-  const int64_t rows = joint_block_rows(columns, compute);
-  const int64_t ld = padded_columns(kernels, columns, compute) + kMaxTileRows;
-  return size_t(rows * ld * element_bytes(compute) + 2 * rows * 8);
+  return rows < kFlushRows ? rows : kFlushRows;
 }
 
 // The same for both compute types, so that each Gaussian of a call can have its own.
@@ -125,35 +118,7 @@ int64_t bwd_block_rows(int64_t R) {
   return R <= kSmallRank ? block_rows(kSmallBlockBytes, bytes_per_row) : paneled_block_rows(R, bytes_per_row);
 }
 
-int64_t padded_columns(const Kernels& kernels, int64_t R, Compute compute) {
-  const int64_t multiple = kernels.column_multiple[static_cast<int>(compute)];
-  return (R + multiple - 1) / multiple * multiple;
-}
-
-size_t gram_scratch_bytes(const Kernels& kernels, int64_t R, int64_t N, Compute compute) {
-  const int64_t rows = gram_block_rows(R, N, compute);
-  const int64_t columns = R + kValueChunk + 4;
-  const int64_t elements = sums_along_rows(R, N)
-                               ? columns * rows + columns * columns * 64 / element_bytes(compute)
-                               : rows * (padded_columns(kernels, R, compute) + kValueChunk + kMaxTileRows);
-  return size_t(elements * element_bytes(compute) + rows * 5 * 8);
-}
-
-size_t bwd_scratch_bytes(int64_t R, Compute compute) {
-  const int64_t rows = bwd_block_rows(R);
-  const int64_t values = (kValueChunk + 4) * (R + 4);
-  return size_t(((3 * R + kValueChunk + 1) * rows + values) * element_bytes(compute) + 6 * rows * 8 + R * 8);
-}
-
 // The same for both compute types, meant for float32.
 int64_t project_block_rows(int64_t columns, int64_t K) { return block_rows(kBlockBytes, (columns + K + 1) * 4); }
-
-size_t project_scratch_bytes(int64_t columns, int64_t K, Compute compute) {
-  const int64_t rows = project_block_rows(columns, K);
-  return size_t((columns + K) * rows * element_bytes(compute) + 2 * rows * 8);
-}
-
-// A panel as wide as the widest tile, and a diagonal.
-size_t cholesky_scratch_bytes(int64_t R) { return size_t((kMaxTileColumns + 1) * R * 8); }
 
 }  // namespace lrd

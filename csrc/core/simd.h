@@ -26,8 +26,6 @@ constexpr int kTileRows = 4;
 
 static_assert(kTileRows <= kMaxTileRows, "scratch is padded by kMaxTileRows");
 
-static_assert(kTileVectors * kVectorBytes / 8 <= kMaxTileColumns, "scratch is as wide as kMaxTileColumns");
-
 // kRows x (kVectors whole vectors) of accumulators.
 template <class A, int kRows = kTileRows, int kVectors = kTileVectors>
 struct Tile {
@@ -63,6 +61,13 @@ struct Tile {
     }
   }
 };
+
+// A number of columns rounded up to whole tiles.
+template <class A>
+static int64_t whole_tiles(int64_t columns) {
+  constexpr int64_t kColumns = Tile<A>::kColumns;
+  return (columns + kColumns - 1) / kColumns * kColumns;
+}
 
 // Sums along contiguous rows: acc[a][b] += sum_i w_i x_a[i] x_b[i] for kDotRows columns a and kDotColumns columns b.
 #if defined(__AVX512F__)

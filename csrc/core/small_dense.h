@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "arena.h"
 #include "simd.h"
 
 namespace lrd {
@@ -128,11 +129,26 @@ static double growth_of(const double* inverse, const double* gram_diag, int64_t 
   return growth;
 }
 
+struct CholeskyScratch {
+  double* gram_diag;  // [R]
+  double* panel;      // [R, kPanel]
+
+  template <class Memory>
+  CholeskyScratch(Memory& memory, int64_t R) {
+    memory.take(gram_diag, R);
+    memory.take(panel, R * kPanel);
+  }
+};
+
+static int64_t cholesky_scratch(int64_t R) { return bytes_of<CholeskyScratch>(R); }
+
 // gram and chol_inv may be the same memory.
-static double cholesky(const double* gram, double* chol, double* chol_inv, double* scratch, int64_t R) {
-  double* gram_diag = scratch;
+static double cholesky(const double* gram, double* chol, double* chol_inv, void* scratch, int64_t R) {
+  Arena arena(scratch);
+  const CholeskyScratch held(arena, R);
+  double* gram_diag = held.gram_diag;
   for (int64_t j = 0; j < R; ++j) gram_diag[j] = gram[j * R + j];
-  const bool finite = factorise(gram, chol, scratch + R, R);
+  const bool finite = factorise(gram, chol, held.panel, R);
   for (int64_t i = 0; i < R; ++i) std::fill_n(chol + i * R + i + 1, R - i - 1, 0.0);
   invert_lower(chol, chol_inv, R);
   return finite ? growth_of(chol_inv, gram_diag, R) : std::numeric_limits<double>::infinity();

@@ -12,24 +12,12 @@ namespace LRD_ISA_NAMESPACE {
 
 // One block of a stack, and its vectors as the columns of one.
 template <class T>
-static Gaussian stack_block(const Stack& s, int64_t t) {
-  Gaussian g;
-  g.S = s.S;
-  g.R = s.R;
-  g.factor = static_cast<const T*>(s.factors) + t * s.factor_stride_t;
-  g.factor_stride_s = s.factor_stride_s;
-  g.factor_stride_r = s.factor_stride_r;
-  return g;
+static MatrixView stack_block(const Stack& s, int64_t t) {
+  return {static_cast<const T*>(s.factors) + t * s.factor_stride_t, s.S, s.R, s.factor_stride_s, s.factor_stride_r};
 }
 
-static inline Gaussian stack_vectors(const Stack& s) {
-  Gaussian g;
-  g.S = s.S;
-  g.R = s.V;
-  g.factor = s.vectors;
-  g.factor_stride_s = s.vector_stride_s;
-  g.factor_stride_r = s.vector_stride_v;
-  return g;
+static inline MatrixView stack_vectors(const Stack& s) {
+  return {s.vectors, s.S, s.V, s.vector_stride_s, s.vector_stride_v};
 }
 
 // Rows [begin, begin + n) of all columns as out [n, ld], scaled and centred; room as for read_factor, and `ones` and
@@ -38,11 +26,11 @@ template <class T, class A>
 static void read_stack_rows(const Stack& s, int64_t begin, int64_t n, A* ones, double* mean, A* out, int64_t ld) {
   for (int64_t i = 0; i < (n + 7) / 8 * 8; ++i) ones[i] = A(s.factor_scale);
   for (int64_t t = 0; t < s.T; ++t)
-    read_factor<T, A>(stack_block<T>(s, t), begin, n, ones, out + t * s.R, ld, nullptr, nullptr);
+    read_factor<T, A>(stack_block<T>(s, t), {}, begin, n, ones, out + t * s.R, ld, nullptr, nullptr);
   if (s.V == 0) return;
   A* vectors = out + s.T * s.R;
   for (int64_t i = 0; i < (n + 7) / 8 * 8; ++i) ones[i] = s.centre ? A(1) : A(s.vector_scale);
-  read_factor<T, A>(stack_vectors(s), begin, n, ones, vectors, ld, nullptr, nullptr);
+  read_factor<T, A>(stack_vectors(s), {}, begin, n, ones, vectors, ld, nullptr, nullptr);
   if (!s.centre) return;
   for (int64_t i = 0; i < n; ++i) {
     A* row = vectors + i * ld;
@@ -56,10 +44,10 @@ static void read_stack_rows(const Stack& s, int64_t begin, int64_t n, A* ones, d
 // The same as columns out [columns, ld], centred and not scaled.
 template <class T, class A>
 static void read_stack_columns(const Stack& s, int64_t begin, int64_t n, double* mean, A* out, int64_t ld) {
-  for (int64_t t = 0; t < s.T; ++t) read_columns<T, A>(stack_block<T>(s, t), begin, n, out + t * s.R * ld, ld);
+  for (int64_t t = 0; t < s.T; ++t) read_columns<T, A>(stack_block<T>(s, t), {}, begin, n, out + t * s.R * ld, ld);
   if (s.V == 0) return;
   A* vectors = out + s.T * s.R * ld;
-  read_columns<T, A>(stack_vectors(s), begin, n, vectors, ld);
+  read_columns<T, A>(stack_vectors(s), {}, begin, n, vectors, ld);
   if (!s.centre) return;
   for (int64_t i = 0; i < n; ++i) mean[i] = 0.0;
   for (int64_t v = 0; v < s.V; ++v)

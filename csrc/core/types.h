@@ -1,4 +1,4 @@
-// Element types and the description of one Gaussian on raw pointers.
+// Element types, and the inputs of the kernels on raw pointers. Strides count elements.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,19 @@ struct VectorView {
   int64_t stride = 0;
 };
 
-// One covariance diag(D) + P P^T and N values scored against it. Strides count elements.
-struct Gaussian {
+// Strided read-only matrix [S, R].
+struct MatrixView {
+  const void* data = nullptr;
   int64_t S = 0;
   int64_t R = 0;
-  int64_t N = 0;
+  int64_t stride_s = 0;
+  int64_t stride_r = 0;
+};
 
-  const void* factor = nullptr;  // P [S, R]
-  int64_t factor_stride_s = 0;
-  int64_t factor_stride_r = 0;
+// The inputs of one batch item: a covariance diag(D) + P P^T and N values scored against it.
+struct GaussianInputs {
+  MatrixView factor;  // P [S, R]
+  int64_t N = 0;
 
   VectorView diag;        // D [S], or the raw diagonal when exp_diag is set
   bool exp_diag = false;  // D = eps + exp(diag)
@@ -54,7 +58,7 @@ struct Gaussian {
 };
 
 // The columns of a joint covariance where they lie: T blocks [S, R], then V vectors [S], each group times its scale and
-// the vectors, where asked for, less their mean. Strides count elements.
+// the vectors, where asked for, less their mean.
 struct Stack {
   int64_t S = 0;
   int64_t T = 0;

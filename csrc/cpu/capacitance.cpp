@@ -8,9 +8,7 @@
 
 namespace lrd {
 
-bool Covariance::good() const { return std::isfinite(growth); }
-
-Covariance factorise(const double* gram, double log_diag, double* chol, double* chol_inv, double* scratch, int64_t R) {
+Summary factorise(const double* gram, double log_diag, double* chol, double* chol_inv, void* scratch, int64_t R) {
   const double growth = kernels().cholesky(gram, chol, chol_inv, scratch, R);
   double logdet = log_diag;
   for (int64_t j = 0; j < R; ++j) logdet += 2.0 * std::log(chol[j * R + j]);
@@ -65,13 +63,13 @@ Results capacitance_fwd_cpu(const Tensor& gram, const Tensor& u, const Tensor& q
   double* to_growth = growth.mutable_data_ptr<double>();
 
   const auto work = [&](int64_t begin, int64_t end) {
-    Scratch scratch(cholesky_scratch_bytes(R));
+    Scratch scratch(kernels().cholesky_scratch(R));
     for (int64_t b = begin; b < end; ++b) {
       const double* item_chol = to_chol + b * R * R;
-      const Covariance covariance = factorise(from_gram + b * R * R, from_log_diag[b], to_chol + b * R * R,
-                                              to_chol_inv + b * R * R, scratch.as<double>(), R);
-      to_growth[b] = covariance.growth;
-      to_logdet[b] = covariance.logdet;
+      const Summary summary = factorise(from_gram + b * R * R, from_log_diag[b], to_chol + b * R * R,
+                                        to_chol_inv + b * R * R, scratch.as<void>(), R);
+      to_growth[b] = summary.growth;
+      to_logdet[b] = summary.logdet;
       for (int64_t at = b * N; at < (b + 1) * N; ++at)
         to_maha[at] = from_quad[at] - solve_capacitance(item_chol, from_u + at * R, to_z + at * R, R);
     }

@@ -27,14 +27,14 @@ void sum_gram(const Inputs& in, const std::vector<int64_t>& items, Compute compu
 // s is near z nothing cancels.
 void sum_residuals(const Inputs& in, const std::vector<int64_t>& items, const double* shift, const Sums& out);
 
-struct Covariance {
+// A row of the ops' `summary`.
+struct Summary {
   double growth;  // infinity where a number was not finite
   double logdet;  // of Sigma
-  bool good() const;
 };
 
 // C = I + gram -> L and L^-1, which may overwrite gram. `scratch` as for Kernels::cholesky.
-Covariance factorise(const double* gram, double log_diag, double* chol, double* chol_inv, double* scratch, int64_t R);
+Summary factorise(const double* gram, double log_diag, double* chol, double* chol_inv, void* scratch, int64_t R);
 
 // z = C^-1 u by way of L y = u; returns |y|^2 = u^T C^-1 u.
 double solve_capacitance(const double* chol, const double* u, double* z, int64_t R);

@@ -23,11 +23,12 @@ void relate_to_shift(const Inputs& in, int64_t b, const double* shift, const Sum
 void sum_gram(const Inputs& in, const std::vector<int64_t>& items, Compute compute, const Chunks& chunks,
               const double* shift, const Sums& out) {
   const Kernels& isa = kernels();
-  const auto gram_rows = isa.gram_rows[static_cast<int>(in.dtype)][static_cast<int>(compute)];
+  const int c = static_cast<int>(compute);
+  const auto gram_rows = isa.gram_rows[static_cast<int>(in.dtype)][c];
   const int64_t R = in.R, N = in.N;
-  const SumSizes sizes{R + N, padded_columns(isa, R, compute), N, R + 4};
+  const SumSizes sizes{R + N, isa.padded_columns[c](R), N, R + 4};
   sum_chunks(
-      items, in.S, chunks, gram_scratch_bytes(isa, R, N, compute), sizes,
+      items, in.S, chunks, isa.gram_scratch[c](R, N), sizes,
       [&](void* scratch, int64_t b, int64_t begin, int64_t end, const GramSums& sums) {
         GramSums wanted = sums;
         wanted.want_gram = out.gram != nullptr;
@@ -44,10 +45,11 @@ void sum_gram(const Inputs& in, const std::vector<int64_t>& items, Compute compu
 }
 
 void sum_residuals(const Inputs& in, const std::vector<int64_t>& items, const double* shift, const Sums& out) {
-  const auto residual_rows = kernels().residual_rows[static_cast<int>(in.dtype)];
+  const Kernels& isa = kernels();
+  const auto residual_rows = isa.residual_rows[static_cast<int>(in.dtype)];
   const int64_t R = in.R, N = in.N;
   sum_chunks(
-      items, in.S, all_rows(in.S), bwd_scratch_bytes(R, Compute::f64), SumSizes{N, R, N, R + 4},
+      items, in.S, all_rows(in.S), isa.residual_scratch(R), SumSizes{N, R, N, R + 4},
       [&](void* scratch, int64_t b, int64_t begin, int64_t end, const GramSums& sums) {
         residual_rows(in.item(b), shift + b * N * R, begin, end, scratch, sums);
       },
@@ -64,7 +66,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gram_fwd_cpu(const Tensor& cov_factor
                                                         std::optional<Tensor> value, std::optional<Tensor> loc,
                                                         std::optional<Tensor> mask, std::optional<double> eps,
                                                         int64_t precision) {
-  const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, precision);
+  const Precision chosen = static_cast<Precision>(precision);
+  const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, chosen);
   const int64_t B = in.B, N = in.N, R = in.R;
   Tensor gram = empty({B, R, R}, ScalarType::Double);
   Tensor u = empty({B, N, R}, ScalarType::Double);
@@ -75,7 +78,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gram_fwd_cpu(const Tensor& cov_factor
                  log_diag.mutable_data_ptr<double>()};
   std::vector<int64_t> items(B);
   std::iota(items.begin(), items.end(), 0);
-  sum_gram(in, items, compute_for(in.dtype, precision == 2), all_rows(in.S), nullptr, out);
+  sum_gram(in, items, compute_for(in.dtype, chosen == Precision::float32), all_rows(in.S), nullptr, out);
   mirror(to_gram, B, R);
   return {gram, u, quad, log_diag};
 }

@@ -17,11 +17,11 @@ Tensor joint_gram_fwd_cpu(const Tensor& cov_factors, std::optional<Tensor> vecto
   std::vector<int64_t> items(B);
   std::iota(items.begin(), items.end(), 0);
   const Kernels& isa = kernels();
-  const Compute compute = compute_for(in.dtype, precision == 2);
-  const auto joint_gram_rows = isa.joint_gram_rows[static_cast<int>(in.dtype)][static_cast<int>(compute)];
+  const int compute = static_cast<int>(compute_for(in.dtype, static_cast<Precision>(precision) == Precision::float32));
+  const auto joint_gram_rows = isa.joint_gram_rows[static_cast<int>(in.dtype)][compute];
   sum_chunks(
-      items, in.S, all_rows(in.S), joint_scratch_bytes(isa, K, compute),
-      SumSizes{K, padded_columns(isa, K, compute), 0, K},
+      items, in.S, all_rows(in.S), isa.joint_gram_scratch[compute](K),
+      SumSizes{K, isa.padded_columns[compute](K), 0, K},
       [&](void* scratch, int64_t b, int64_t begin, int64_t end, const GramSums& sums) {
         joint_gram_rows(in.item(b), begin, end, scratch, sums);
       },

@@ -5,29 +5,53 @@
 #include <tuple>
 #include <vector>
 
+#include "../core/arena.h"
+#include "forward.h"
 #include "scratch.h"
 #include "tensors.h"
 
 namespace lrd {
 namespace {
 
-// chol_inv [R, R] -> padded copies [R + kMaxTileRows, ld] in the compute type, plain and transposed.
+// Copies of L^-1 in the compute type, padded with zeros.
 template <class A>
-void pad_inverse(const double* chol_inv, int64_t R, int64_t ld, A* plain, A* transposed) {
-  std::fill_n(plain, (R + kMaxTileRows) * ld, A(0));
-  std::fill_n(transposed, (R + kMaxTileRows) * ld, A(0));
-  for (int64_t i = 0; i < R; ++i)
-    for (int64_t j = 0; j <= i; ++j) plain[i * ld + j] = transposed[j * ld + i] = A(chol_inv[i * R + j]);
+struct PaddedInverse {
+  int64_t ld, elements;
+  A *plain, *transposed;  // [R + kMaxTileRows, ld]
+
+  template <class Memory>
+  PaddedInverse(Memory& memory, int64_t R) : ld((R + 7) / 8 * 8), elements((R + kMaxTileRows) * ld) {
+    memory.take(plain, elements);
+    memory.take(transposed, elements);
+  }
+
+  void fill(const double* chol_inv, int64_t R) const {
+    std::fill_n(plain, elements, A(0));
+    std::fill_n(transposed, elements, A(0));
+    for (int64_t i = 0; i < R; ++i)
+      for (int64_t j = 0; j <= i; ++j) plain[i * ld + j] = transposed[j * ld + i] = A(chol_inv[i * R + j]);
+  }
+};
+
+// Fills in chol_inv, chol_inv_t and ld.
+template <class A>
+void put_inverse(Arena& arena, const double* chol_inv, int64_t R, GramGrads* to) {
+  const PaddedInverse<A> inverse(arena, R);
+  inverse.fill(chol_inv, R);
+  to->chol_inv = inverse.plain;
+  to->chol_inv_t = inverse.transposed;
+  to->ld = inverse.ld;
 }
 
 // float32 products where they were asked for, or where the forward pass certified that they are enough for every
-// Gaussian of this factor; summary [count, 2]. The mean leverage is at most R / S: with fewer rows than this, many
+// Gaussian of this factor. The mean leverage is at most R / S: with fewer rows than this, many
 // would be of high leverage, each done again in double by itself, and all of them in double from the start are faster.
-Compute choose_compute(DType dtype, int64_t precision, int64_t S, int64_t R, const double* summary, int64_t count) {
-  bool certified = R >= kFloat32Rank && S >= 16 * R;
+Compute choose_compute(DType dtype, Precision precision, int64_t S, int64_t R, const Summary* summaries,
+                       int64_t count) {
+  bool enough = R >= kFloat32Rank && S >= 16 * R;
   for (int64_t k = 0; k < count; ++k)
-    certified = certified && (summary[2 * k] <= kFloat32Growth || std::isinf(summary[2 * k]));
-  return compute_for(dtype, precision == 2 || (precision == 0 && certified));
+    enough = enough && (certified(summaries[k].growth) || std::isinf(summaries[k].growth));
+  return compute_for(dtype, precision == Precision::float32 || (precision == Precision::automatic && enough));
 }
 
 // grad [B, N] of any strides, float32 or float64, in double.
@@ -56,7 +80,8 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
                                                     const Tensor& z, const Tensor& value_info, const Tensor& grad,
                                                     double maha, double logdet, bool need_factor, bool need_diag,
                                                     bool need_loc, bool sum_loc) {
-  const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, precision);
+  const Precision chosen = static_cast<Precision>(precision);
+  const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, chosen);
   const int64_t B = in.B, N = in.N, R = in.R, S = in.S;
   check_factorisation(in, chol_inv, summary);
   for (const Tensor* tensor : {&z, &value_info})
@@ -81,9 +106,8 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
   }
 
   // The factor's gradient is laid out as the factor is.
-  const bool rank_major = cov_factor.stride(2) != 1 && cov_factor.stride(1) == 1;
   const ScalarType dtype = cov_factor.scalar_type();
-  Tensor grad_factor = output(dtype, need_factor, {in.F, S, R}, rank_major);
+  Tensor grad_factor = output(dtype, need_factor, {in.F, S, R}, is_rank_major(cov_factor));
   Tensor grad_diag = output(dtype, need_diag, {B, S});
   const int64_t locs = sum_loc ? 1 : N;
   Tensor grad_loc = output(dtype, need_loc, {B, locs, S});
@@ -99,43 +123,34 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
 
   const Kernels& isa = kernels();
   const auto& bwd_rows = isa.log_prob_bwd_rows[static_cast<int>(in.dtype)];
-  const int64_t ld = (R + 7) / 8 * 8;
   const int64_t shared = in.items_per_factor();
   const int64_t rows = bwd_block_rows(R);
   const int64_t blocks = (S + rows - 1) / rows;
   const int64_t units = in.F * blocks;
-  const size_t inverse_bytes = (R + kMaxTileRows) * ld * sizeof(double);
   const double* from_inverse = chol_inv.const_data_ptr<double>();
-  const double* from_summary = summary.const_data_ptr<double>();
+  const Summary* from_summary = reinterpret_cast<const Summary*>(summary.const_data_ptr<double>());
 
   // The Gaussians of factor f with their L^-1 padded in the compute type.
   struct Prepared {
-    explicit Prepared(size_t bytes) : inverses(bytes) {}
+    explicit Prepared(int64_t bytes) : inverses(bytes) {}
     Scratch inverses;
-    std::vector<Gaussian> items;
+    std::vector<GaussianInputs> items;
     std::vector<GramGrads> grads;
     Compute compute = Compute::f64;
     int64_t factor = -1;
   };
   const auto prepare = [&](Prepared& to, int64_t f) {
     to.factor = f;
-    to.compute = choose_compute(in.dtype, precision, S, R, from_summary + 2 * f * shared, shared);
+    to.compute = choose_compute(in.dtype, chosen, S, R, from_summary + f * shared, shared);
     to.items.resize(shared);
     to.grads.resize(shared);
+    Arena arena(to.inverses.as<void>());
     for (int64_t k = 0; k < shared; ++k) {
       const int64_t b = f * shared + k;
-      char* plain = to.inverses.as<char>() + 2 * k * inverse_bytes;
-      char* transposed = plain + inverse_bytes;
-      if (to.compute == Compute::f64)
-        pad_inverse(from_inverse + b * R * R, R, ld, reinterpret_cast<double*>(plain),
-                    reinterpret_cast<double*>(transposed));
-      else
-        pad_inverse(from_inverse + b * R * R, R, ld, reinterpret_cast<float*>(plain),
-                    reinterpret_cast<float*>(transposed));
       to.items[k] = in.item(b);
-      to.grads[k] = {plain,
-                     transposed,
-                     ld,
+      to.grads[k] = {nullptr,
+                     nullptr,
+                     0,
                      z.const_data_ptr<double>() + b * N * R,
                      grad_maha.data() + b * N,
                      grad_logdet[b],
@@ -147,8 +162,12 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
                      S,
                      sum_loc,
                      from_inverse + b * R * R,
-                     std::isinf(from_summary[2 * b]),
+                     std::isinf(from_summary[b].growth),
                      value_info.const_data_ptr<int32_t>() + b * N};
+      if (to.compute == Compute::f64)
+        put_inverse<double>(arena, from_inverse + b * R * R, R, &to.grads[k]);
+      else
+        put_inverse<float>(arena, from_inverse + b * R * R, R, &to.grads[k]);
     }
   };
   const auto run = [&](const Prepared& prepared, int64_t unit, void* scratch) {
@@ -157,11 +176,11 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
                                                  std::min(S, first + rows), scratch);
   };
   // One factor is prepared once for all workers; of several each worker prepares those it meets.
-  const size_t prepared_bytes = 2 * shared * inverse_bytes;
+  const int64_t prepared_bytes = shared * bytes_of<PaddedInverse<double>>(R);
   Prepared only(in.F == 1 ? prepared_bytes : 0);
   if (in.F == 1) prepare(only, 0);
   const auto work = [&](int64_t begin, int64_t end) {
-    Scratch scratch(bwd_scratch_bytes(R, Compute::f64));
+    Scratch scratch(isa.bwd_scratch[static_cast<int>(Compute::f64)](R));
     if (in.F == 1) {
       for (int64_t unit = begin; unit < end; ++unit) run(only, unit, scratch.as<void>());
       return;

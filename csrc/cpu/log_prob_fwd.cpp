@@ -7,40 +7,61 @@
 #include <tuple>
 #include <vector>
 
+#include "../core/arena.h"
+#include "../core/policy.h"
 #include "forward.h"
 #include "scratch.h"
 
 namespace lrd {
 namespace {
 
-// What a Gaussian still needs after its sums: nothing, its differences put relative to a shift, or all again in double.
+// What an item still needs after its sums: nothing, its differences put relative to a shift, or all again in double.
 enum class Verdict : char { good, cancels, imprecise };
 
-// Up to this growth a Cholesky holds the log-density to 1e-7.
-constexpr double kCholeskyGrowth = 1e10;
+// The sums over rows of all items, but for the Gram matrices.
+struct VectorSums {
+  double *u, *quad, *log_diag;
 
-// Per Gaussian: the growth (infinity where a number was not finite), and log det Sigma.
-struct Summary {
-  double growth, logdet;
+  template <class Memory>
+  VectorSums(Memory& memory, const Inputs& in) {
+    memory.take(u, in.B * in.N * in.R);
+    memory.take(quad, in.B * in.N);
+    memory.take(log_diag, in.B);
+  }
+};
+
+// What it takes to go from the sums of an item to its results.
+struct ConcludeScratch {
+  double* chol;              // [R, R]
+  double *gram_diag, *step;  // [R]
+  char* cholesky;
+
+  template <class Memory>
+  ConcludeScratch(Memory& memory, int64_t R) {
+    memory.take(chol, R * R);
+    memory.take(gram_diag, R);
+    memory.take(step, R);
+    memory.take(cholesky, kernels().cholesky_scratch(R));
+  }
 };
 
 class Forward {
  public:
   // `z` [B, N, R] and `value_info` [B, N] are written; so are `chol_inv` [B, R, R] and `summaries` [B], unless `known`.
-  // `declining` makes a failure of what a Cholesky does not hold.
-  Forward(const Inputs& in, int64_t precision, bool declining, double* chol_inv, Summary* summaries, bool known,
+  // `declining` reports items beyond kCholeskyGrowth as failed.
+  Forward(const Inputs& in, Precision precision, bool declining, double* chol_inv, Summary* summaries, bool known,
           double* z, int32_t* value_info)
       : in_(in),
-        automatic_(precision == 0),
+        automatic_(precision == Precision::automatic),
         declining_(declining),
         chol_inv_(chol_inv),
         summaries_(summaries),
         z_(z),
         value_info_(value_info),
-        vectors_((in.B * in.N * (in.R + 1) + in.B) * sizeof(double)) {
-    double* u = vectors_.as<double>();
-    double* quad = u + in.B * in.N * in.R;
-    sums_ = {chol_inv, u, quad, quad + in.B * in.N};  // L^-1 takes the place of the Gram matrix
+        vectors_(bytes_of<VectorSums, const Inputs&>(in)) {
+    Arena arena(vectors_.as<void>());
+    const VectorSums vectors(arena, in);
+    sums_ = {chol_inv, vectors.u, vectors.quad, vectors.log_diag};  // L^-1 takes the place of the Gram matrix
     std::fill_n(z_, in.B * in.N * in.R, 0.0);
     std::vector<int64_t> items(in.B);
     std::iota(items.begin(), items.end(), 0);
@@ -62,10 +83,10 @@ class Forward {
 
  private:
   // Both return the items whose differences cancel.
-  std::vector<int64_t> factorise_and_score(const std::vector<int64_t>& items, int64_t precision) {
+  std::vector<int64_t> factorise_and_score(const std::vector<int64_t>& items, Precision precision) {
     // float32 is worth trying where the products outweigh a second look at R x R numbers by far.
     const bool attempt = automatic_ && in_.R >= kFloat32Rank && in_.S >= 32 * in_.R;
-    const Compute compute = compute_for(in_.dtype, precision == 2 || attempt);
+    const Compute compute = compute_for(in_.dtype, precision == Precision::float32 || attempt);
     const bool shifted = attempt && compute == Compute::f32 && guess_shift(items);
     sum_gram(in_, items, compute, all_rows(in_.S), shifted ? z_ : nullptr, sums_);
     std::vector<int64_t> cancelling;
@@ -77,10 +98,11 @@ class Forward {
     return cancelling;
   }
 
-  std::vector<int64_t> score(const std::vector<int64_t>& items, int64_t precision) {
+  std::vector<int64_t> score(const std::vector<int64_t>& items, Precision precision) {
     Sums sums = sums_;
     sums.gram = nullptr;
-    if (in_.N > 0) sum_gram(in_, items, compute_for(in_.dtype, precision == 2), all_rows(in_.S), nullptr, sums);
+    const Compute compute = compute_for(in_.dtype, precision == Precision::float32);
+    if (in_.N > 0) sum_gram(in_, items, compute, all_rows(in_.S), nullptr, sums);
     std::vector<int64_t> cancelling;
     for (int64_t b : items)
       if (solve_by_inverse(b)) cancelling.push_back(b);
@@ -94,12 +116,13 @@ class Forward {
     constexpr int64_t kRuns = 16;
     if (in_.N != 1 || in_.S < 32 * kRuns * R) return false;
     sum_gram(in_, items, Compute::f32, {kRuns, in_.S / kRuns, R}, nullptr, sums_);
-    Scratch memory(R * R * sizeof(double) + cholesky_scratch_bytes(R));
-    double* chol = memory.as<double>();
+    Scratch memory(bytes_of<ConcludeScratch>(R));
+    Arena arena(memory.as<void>());
+    const ConcludeScratch held(arena, R);
     for (int64_t b : items) {
-      double* z = z_ + b * R;
-      factorise(sums_.gram + b * R * R, sums_.log_diag[b], chol, sums_.gram + b * R * R, chol + R * R, R);
-      const double norm = solve_capacitance(chol, sums_.u + b * R, z, R);
+      double *z = z_ + b * R, *gram = sums_.gram + b * R * R;
+      factorise(gram, sums_.log_diag[b], held.chol, gram, held.cholesky, R);
+      const double norm = solve_capacitance(held.chol, sums_.u + b * R, z, R);
       if (!std::isfinite(norm)) std::fill_n(z, R, 0.0);
     }
     return true;
@@ -111,8 +134,10 @@ class Forward {
     const int64_t count = static_cast<int64_t>(items.size()), R = in_.R;
     std::vector<Verdict> verdicts(items.size());
     const auto work = [&](int64_t begin, int64_t end) {
-      Scratch memory((R * R + 2 * R) * sizeof(double) + cholesky_scratch_bytes(R));
-      for (int64_t i = begin; i < end; ++i) verdicts[i] = conclude(items[i], compute, memory.as<double>());
+      Scratch memory(bytes_of<ConcludeScratch>(R));
+      Arena arena(memory.as<void>());
+      const ConcludeScratch held(arena, R);
+      for (int64_t i = begin; i < end; ++i) verdicts[i] = conclude(items[i], compute, held);
     };
     if (count * (R * R * R + in_.N * R * R + 1) < 65536)
       work(0, count);
@@ -127,38 +152,27 @@ class Forward {
   }
 
   // From the sums of item b, formed in `compute`, to L^-1, z and M, which replaces quad; then the certificate. The
-  // error of a Gram sum is about sum_error of sqrt(G_jj G_kk). It must come out small in L^-1 (the growth), and in each
-  // Mahalanobis term and log-density. Scratch: R x R and two R, and that of the Cholesky.
-  Verdict conclude(int64_t b, Compute compute, double* chol) {
-    const double sum_error = compute == Compute::f32 ? 0x1p-22 : 0x1p-50;
+  // error of the sums must come out small in L^-1 (the growth), and in each Mahalanobis term and log-density.
+  Verdict conclude(int64_t b, Compute compute, const ConcludeScratch& held) {
+    const double sum_error = compute == Compute::f32 ? kFloat32SumError : kFloat64SumError;
     const int64_t R = in_.R, N = in_.N;
-    double* gram = sums_.gram + b * R * R;
-    double* gram_diag = chol + R * R;
-    double* step = gram_diag + R;
+    double *gram = sums_.gram + b * R * R, *gram_diag = held.gram_diag, *step = held.step;
     for (int64_t j = 0; j < R; ++j) gram_diag[j] = gram[j * R + j];
-    Covariance covariance = factorise(gram, sums_.log_diag[b], chol, gram, step + R, R);
-    if (automatic_ && compute == Compute::f32 && !(covariance.growth <= kFloat32Growth)) return Verdict::imprecise;
-    if (declining_ && covariance.growth > kCholeskyGrowth) covariance.growth = std::numeric_limits<double>::infinity();
-    summaries_[b] = {covariance.growth, covariance.logdet};
+    Summary summary = factorise(gram, sums_.log_diag[b], held.chol, gram, held.cholesky, R);
+    if (automatic_ && compute == Compute::f32 && !certified(summary.growth)) return Verdict::imprecise;
+    if (declining_ && summary.growth > kCholeskyGrowth) summary.growth = std::numeric_limits<double>::infinity();
+    summaries_[b] = summary;
     bool cancels = false;
     for (int64_t at = b * N; at < (b + 1) * N; ++at) {
       const double quad = sums_.quad[at];
-      const double maha = quad - solve_capacitance(chol, sums_.u + at * R, step, R);
-      settle(at, maha, step, covariance.good());
+      const double maha = quad - solve_capacitance(held.chol, sums_.u + at * R, step, R);
+      settle(at, maha, step, std::isfinite(summary.growth));
       if (!automatic_ || value_info_[at] != 0) continue;
       double weighted = 0.0;
       for (int64_t j = 0; j < R; ++j) weighted += step[j] * step[j] * gram_diag[j];
-      const double error = sum_error * (weighted + 2.0 * std::sqrt(weighted * quad) + quad * 0x1p-29);
-      cancels = cancels || !tolerable(error, maha, covariance.logdet);
+      cancels = cancels || !tolerable(maha_error(sum_error, weighted, quad), maha, summary.logdet, in_.S);
     }
     return cancels ? Verdict::cancels : Verdict::good;
-  }
-
-  // Whether an error of M is small beside M and the log-density.
-  bool tolerable(double error, double maha, double logdet) const {
-    constexpr double kTolerance = 2.5e-7;
-    const double density = 0.5 * std::abs(maha + logdet + double(in_.S) * 1.8378770664093453);
-    return error <= kTolerance * maha && error <= kTolerance * density;
   }
 
   // M and z of item b from u and quad by L^-1, which serves as well as L would where what is left is small. Returns
@@ -167,7 +181,7 @@ class Forward {
     const int64_t R = in_.R, N = in_.N;
     const double* inverse = chol_inv_ + b * R * R;
     const auto [growth, logdet] = summaries_[b];
-    const double sum_error = R >= kFloat32Rank && growth <= kFloat32Growth ? 0x1p-22 : 0x1p-50;
+    const double sum_error = R >= kFloat32Rank && certified(growth) ? kFloat32SumError : kFloat64SumError;
     std::vector<double> step(R);
     bool cancels = false;
     for (int64_t at = b * N; at < (b + 1) * N; ++at) {
@@ -183,8 +197,8 @@ class Forward {
       const double quad = sums_.quad[at];
       settle(at, quad - norm, step.data(), std::isfinite(growth));
       if (!automatic_ || value_info_[at] != 0) continue;
-      const double error = sum_error * norm * growth + 0x1p-46 * (norm * growth + quad);
-      cancels = cancels || !tolerable(error, quad - norm, logdet);
+      const double error = maha_error_by_inverse(sum_error, norm, growth, quad);
+      cancels = cancels || !tolerable(error, quad - norm, logdet, in_.S);
     }
     return cancels;
   }
@@ -212,10 +226,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(
     const Tensor& cov_factor, const Tensor& cov_diag, std::optional<Tensor> value, std::optional<Tensor> loc,
     std::optional<Tensor> mask, std::optional<double> eps, int64_t precision, std::optional<Tensor> known_chol_inv,
     std::optional<Tensor> known_summary, double maha, double logdet, double constant) {
-  constexpr int64_t kDecliningAuto = 3;
-  const bool declining = precision == kDecliningAuto;
-  if (declining) precision = 0;
-  const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, precision);
+  const bool declining = static_cast<Precision>(precision) == Precision::declining;
+  const Precision chosen = declining ? Precision::automatic : static_cast<Precision>(precision);
+  const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, chosen);
   const int64_t B = in.B, N = in.N, R = in.R, results = N > 0 ? N : 1;
   const bool wide = in.dtype == DType::f64;
   const bool known = known_chol_inv.has_value();
@@ -232,7 +245,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(
       known ? const_cast<double*>(known_chol_inv->const_data_ptr<double>()) : chol_inv.mutable_data_ptr<double>();
   double* summaries =
       known ? const_cast<double*>(known_summary->const_data_ptr<double>()) : summary.mutable_data_ptr<double>();
-  const Forward forward(in, precision, declining, inverse, reinterpret_cast<Summary*>(summaries), known,
+  const Forward forward(in, chosen, declining, inverse, reinterpret_cast<Summary*>(summaries), known,
                         z.mutable_data_ptr<double>(), value_info.mutable_data_ptr<int32_t>());
   for (int64_t at = 0; at < B * results; ++at) {
     const double number = forward.result(at / results, at % results, maha, logdet, constant);

@@ -51,11 +51,12 @@ std::tuple<Tensor, Tensor> project_fold_fwd_cpu(const Tensor& cov_factors, std::
     else
       pad_transposed(in, from, K, bases.as<float>() + b * basis_elements);
   }
-  const auto project = kernels().project_fold_rows[static_cast<int>(in.dtype)][static_cast<int>(compute)];
+  const Kernels& isa = kernels();
+  const auto project = isa.project_fold_rows[static_cast<int>(in.dtype)][static_cast<int>(compute)];
   const int64_t rows = project_block_rows(columns, K);
   const int64_t blocks = (S + rows - 1) / rows;
   const auto work = [&](int64_t begin, int64_t end) {
-    Scratch scratch(project_scratch_bytes(columns, K, compute));
+    Scratch scratch(isa.project_scratch[static_cast<int>(compute)](columns, K));
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t b = unit / blocks, first = unit % blocks * rows;
       const size_t bytes = compute == Compute::f64 ? sizeof(double) : sizeof(float);

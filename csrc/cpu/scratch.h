@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -10,8 +11,8 @@ namespace lrd {
 
 class Scratch {
  public:
-  explicit Scratch(size_t bytes) {
-    const size_t rounded = (bytes + 63) / 64 * 64 + 64;
+  explicit Scratch(int64_t bytes) {
+    const size_t rounded = static_cast<size_t>((bytes + 63) / 64 * 64 + 64);
     data_ = std::aligned_alloc(64, rounded);
     if (!data_) throw std::bad_alloc();
     if (poisoned()) std::memset(data_, 0xff, rounded);

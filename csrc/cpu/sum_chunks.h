@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "../core/arena.h"
 #include "../core/kernels.h"
 #include "scratch.h"
 
@@ -30,27 +31,40 @@ struct SumSizes {
   int64_t rows, ld, N, cost;
 };
 
+// A worker's sums.
+struct SumLayout {
+  GramSums sums;
+
+  template <class Memory>
+  SumLayout(Memory& memory, const SumSizes& sizes) {
+    sums.ld = sizes.ld;
+    memory.take(sums.sums, sizes.rows * sizes.ld);
+    memory.take(sums.quad, sizes.N);
+    memory.take(sums.log_diag, 1);
+  }
+};
+
 // Calls rows(scratch, item, begin, end, sums) for every chunk of rows of every given item, in parallel, each with sums
 // that start at zero, and then commit(item, sums, first, last) in the order of the chunks.
 template <class Rows, class Commit>
-void sum_chunks(const std::vector<int64_t>& items, int64_t S, const Chunks& chunks, size_t scratch_bytes,
+void sum_chunks(const std::vector<int64_t>& items, int64_t S, const Chunks& chunks, int64_t scratch_bytes,
                 const SumSizes& sizes, const Rows& rows, const Commit& commit) {
   const int64_t units = static_cast<int64_t>(items.size()) * chunks.count;
   if (units == 0) return;
-  const int64_t matrix = sizes.rows * sizes.ld, all = matrix + sizes.N + 1;
+  const int64_t sum_bytes = bytes_of<SumLayout>(sizes);
 
   std::atomic<int64_t> next{0};
   std::vector<std::atomic<int64_t>> turn(items.size());  // how many chunks of each item are committed
   const auto work = [&](int64_t, int64_t) {
     Scratch scratch(scratch_bytes);
-    Scratch memory(all * sizeof(double));
-    double* start = memory.as<double>();
-    const GramSums sums{start, sizes.ld, start + matrix, start + matrix + sizes.N};
+    Scratch memory(sum_bytes);
+    Arena arena(memory.as<void>());
+    const GramSums sums = SumLayout(arena, sizes).sums;
     for (int64_t unit = next.fetch_add(1); unit < units; unit = next.fetch_add(1)) {
       const int64_t position = unit / chunks.count;
       const int64_t chunk = unit % chunks.count;
       const int64_t begin = chunk * chunks.step;
-      std::fill_n(start, all, 0.0);
+      std::fill_n(memory.as<double>(), sum_bytes / static_cast<int64_t>(sizeof(double)), 0.0);
       rows(scratch.as<void>(), items[position], begin, std::min(S, begin + chunks.rows), sums);
       // Units are handed out in order, so whoever holds the earliest open chunk never waits.
       while (turn[position].load(std::memory_order_acquire) != chunk) std::this_thread::yield();

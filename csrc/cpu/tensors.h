@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "../core/kernels.h"
+#include "../core/policy.h"
 #include "../core/types.h"
 
 namespace lrd {
@@ -35,6 +36,11 @@ inline DType dtype_of(const Tensor& tensor) {
   }
 }
 
+// S, not R, is the contiguous dimension of [..., S, R].
+inline bool is_rank_major(const Tensor& factor) {
+  return factor.stride(factor.dim() - 1) != 1 && factor.stride(factor.dim() - 2) == 1;
+}
+
 // Where entry `index` of the first dimension begins.
 inline const void* entry(const Tensor& tensor, int64_t index) {
   return static_cast<const char*>(tensor.const_data_ptr()) +
@@ -54,11 +60,11 @@ struct Inputs {
 
   Inputs(const Tensor& factor_, const Tensor& diag_, const std::optional<Tensor>& value_,
          const std::optional<Tensor>& loc_, const std::optional<Tensor>& mask_, const std::optional<double>& eps_,
-         int64_t precision)
+         Precision precision)
       : factor(factor_), diag(diag_), value(value_), loc(loc_), mask(mask_), eps(eps_) {
     STD_TORCH_CHECK(factor.dim() == 3 && diag.dim() == 2, "lrd: cov_factor must be [F, S, R] and cov_diag [B, S]");
-    // The `precision` argument of the schemas.
-    STD_TORCH_CHECK(precision >= 0 && precision <= 2, "lrd: precision must be 0 (auto), 1 (float64) or 2 (float32)");
+    STD_TORCH_CHECK(precision >= Precision::automatic && precision <= Precision::float32,
+                    "lrd: precision must be 0 (auto), 1 (float64) or 2 (float32)");
     F = factor.size(0);
     S = factor.size(1);
     R = factor.size(2);
@@ -78,14 +84,10 @@ struct Inputs {
 
   int64_t items_per_factor() const { return F ? B / F : 0; }
 
-  Gaussian item(int64_t b) const {
-    Gaussian g;
-    g.S = S;
-    g.R = R;
+  GaussianInputs item(int64_t b) const {
+    GaussianInputs g;
+    g.factor = {entry(factor, b / items_per_factor()), S, R, factor.stride(1), factor.stride(2)};
     g.N = N;
-    g.factor = entry(factor, b / items_per_factor());
-    g.factor_stride_s = factor.stride(1);
-    g.factor_stride_r = factor.stride(2);
     g.diag = {entry(diag, b), diag.stride(1)};
     g.exp_diag = eps.has_value();
     g.eps = eps.value_or(0.0);

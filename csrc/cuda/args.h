@@ -47,7 +47,7 @@ struct GramArgs {
   double* log_diag;      // [B, splits]
   int64_t first_value;
   int values;  // of this launch
-  int64_t splits, rows_per_split, tiles, pairs;
+  int64_t splits, rows_per_split, pairs;
 };
 
 // Sums of the slots, in their order.

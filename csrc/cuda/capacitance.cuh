@@ -70,11 +70,10 @@ __global__ void __launch_bounds__(kThreads, 1) capacitance_kernel(const Capacita
   const int R = p.R, tid = threadIdx.x, threads = blockDim.x, lane = tid % kWarp, warp = tid / kWarp;
   const int64_t b = blockIdx.x;
   if (p.again && !p.again[b]) return;
-  double* tri = memory;  // [R (R + 1) / 2]
-  double* gram_diag = tri + R * (R + 1) / 2;
-  double* columns = gram_diag + R;  // two of them, in turn
-  double* pivots = gram_diag + 3 * R;
-  double* y = gram_diag + 4 * R;
+  Arena arena(memory);
+  const CapacitanceShared shared(arena, R);
+  double *tri = shared.tri, *gram_diag = shared.gram_diag, *pivots = shared.pivots, *y = shared.y;
+  double* columns = shared.columns;  // in turn
   const double* gram = p.gram + b * R * R;
   double* chol = p.chol ? p.chol + b * R * R : nullptr;
   const int across = 16, tx = tid % across, ty = tid / across, down = threads / across;

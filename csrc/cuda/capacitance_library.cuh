@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(const PrepareArgs 
   const int64_t i = at / p.R % p.R, j = at % p.R;
   const double x = p.gram[at];
   // Every exact pivot is at least 1. Where rounding made one negative, as much is added as rounding may have taken.
-  const double nudge = i == j ? 4.0 * p.R * 0x1p-52 * (1.0 + x) : 0.0;
+  const double nudge = i == j ? static_cast<double>(p.R) * kPivotNudge * (1.0 + x) : 0.0;
   p.matrix[at] = x + (i == j ? 1.0 : 0.0);
   p.nudged[at] = p.matrix[at] + nudge;
   if (at < p.R * p.R) p.identity[at] = i == j ? 1.0 : 0.0;

@@ -19,7 +19,7 @@ void launch_gram(const Gpu& gpu, const Tensor& like, int64_t B, const Columns& c
   const Tensor gram = want_gram ? empty_doubles(like, {B, splits, K, K}) : empty_doubles(like, {0});
   const Tensor u = empty_doubles(like, {B, splits, N, K}), quad = empty_doubles(like, {B, splits, N});
   const Tensor log_diag = empty_doubles(like, {B, splits});
-  GramArgs args{columns, rows, again, nullptr, doubles(u), doubles(quad), doubles(log_diag), 0, 0, 0, 0, 0, 0};
+  GramArgs args{columns, rows, again, nullptr, doubles(u), doubles(quad), doubles(log_diag), 0, 0, 0, 0, 0};
   for (int64_t first = 0; first == 0 || first < N; first += kGramValues) {
     const bool with_gram = want_gram && first == 0;  // which is summed once
     plan = plan_gram(B, rows.S, K, N, wide, with_gram);
@@ -28,7 +28,6 @@ void launch_gram(const Gpu& gpu, const Tensor& like, int64_t B, const Columns& c
     args.values = static_cast<int>(std::min<int64_t>(N - first, kGramValues));
     args.splits = plan.splits;
     args.rows_per_split = plan.rows_per_split;
-    args.tiles = plan.tiles;
     args.pairs = plan.pairs;
     with_types(like, wide, [&](auto types) {
       using T = typename decltype(types)::T;
@@ -61,10 +60,11 @@ std::optional<Tensor> launch_mean(const Gpu& gpu, const StackInputs& in, bool ce
 Four gram_fwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::optional<Tensor> value,
                    std::optional<Tensor> loc, std::optional<Tensor> mask, std::optional<double> eps,
                    int64_t precision) {
+  const bool wide = static_cast<Precision>(precision) != Precision::float32;
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps);
   const Gpu gpu(cov_factor);
   const Sums sums = empty_sums(cov_factor, in.B, in.N, in.R, true);
-  launch_gram(gpu, cov_factor, in.B, in.columns(), in.rows, precision != kFloat32, true, nullptr, sums);
+  launch_gram(gpu, cov_factor, in.B, in.columns(), in.rows, wide, true, nullptr, sums);
   return {sums.gram, sums.u, sums.quad, sums.log_diag};
 }
 

@@ -73,12 +73,8 @@ template <class T, class A, int kTile>
 __global__ void __launch_bounds__(kThreads, kResident<A>) gram_kernel(const GramArgs p) {
   constexpr int kRows = kGramRows<A, kTile>, kLd = kGramPitch<A, kTile>;
   constexpr int kAcross = kTile / 4, kParts = kThreads / (kAcross * kAcross);  // threads of a tile, 4 x 4 numbers each
-  constexpr int kFlush = sizeof(A) == 8 ? 1 : 128 * kParts / kRows;            // float32 sums of 128 rows go to double
+  constexpr int kFlush = sizeof(A) == 8 ? 1 : kFlushRows * kParts / kRows;     // blocks of rows, of float32 sums
   extern __shared__ double memory[];
-  double* differences = memory;  // [kGramValues, kRows]
-  A* scale = reinterpret_cast<A*>(differences + kGramValues * kRows);
-  A* left = reinterpret_cast<A*>(differences + (kGramValues + 1) * kRows);  // [kRows, kLd]
-  A* right = left;                                                          // the same on the diagonal of G
   const Rows& rows = p.rows;
   const int64_t split = blockIdx.x % p.splits, b = blockIdx.x / p.splits / p.pairs;
   int i = static_cast<int>(blockIdx.x / p.splits % p.pairs), j = i;
@@ -86,8 +82,11 @@ __global__ void __launch_bounds__(kThreads, kResident<A>) gram_kernel(const Gram
   if (p.gram) {  // pair -> (i, j), j <= i
     j = i;
     for (i = 0; j > i; ++i) j -= i + 1;
-    if (j != i) right = left + kRows * kLd;
   }
+  Arena arena(memory);
+  const GramShared<A> shared(arena, kRows, kLd, i != j);
+  double* differences = shared.differences;
+  A *scale = shared.scale, *left = shared.left, *right = shared.right;
   const int tid = threadIdx.x, part = tid / (kAcross * kAcross);
   const int ty = tid / kAcross % kAcross * 4, tx = tid % kAcross * 4;
   const int total = p.columns.total;

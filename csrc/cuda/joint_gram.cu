@@ -9,10 +9,11 @@ Tensor joint_gram_fwd_cuda(const Tensor& cov_factors, std::optional<Tensor> vect
   const Gpu gpu(cov_factors);
   Columns columns = in.columns;
   const std::optional<Tensor> mean = launch_mean(gpu, in, centre, columns);
+  const bool wide = static_cast<Precision>(precision) != Precision::float32;
   Rows rows{};
   rows.S = in.S;
   const Sums sums = empty_sums(cov_factors, in.B, 0, columns.total, true);
-  launch_gram(gpu, cov_factors, in.B, columns, rows, precision != kFloat32, true, nullptr, sums);
+  launch_gram(gpu, cov_factors, in.B, columns, rows, wide, true, nullptr, sums);
   return sums.gram;
 }
 

@@ -55,7 +55,7 @@ Three log_prob_bwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::o
   if (need_loc) args.grad_loc = grad_loc.mutable_data_ptr();
   args.per_factor = in.per_factor();
   args.R = static_cast<int>(R);
-  args.separate_total = in.per_factor() > 1 || N > kBackwardValues;
+  args.separate_total = sums_separately(in.per_factor(), N);
   args.need_logdet = logdet != 0.0 && (need_factor || need_diag);
   args.sum_loc = sum_loc;
   args.maha = maha;
@@ -74,8 +74,9 @@ Three log_prob_bwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::o
     });
     return plan;
   };
-  const bool narrow = !is_wide(cov_factor) && precision != kFloat64;
-  if (!narrow || precision == kFloat32 || !args.need_logdet) {
+  const Precision chosen = static_cast<Precision>(precision);
+  const bool narrow = !is_wide(cov_factor) && chosen != Precision::float64;
+  if (!narrow || chosen == Precision::float32 || !args.need_logdet) {
     launch(!narrow);
     return {grad_factor, grad_diag, grad_loc};
   }

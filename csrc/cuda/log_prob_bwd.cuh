@@ -6,9 +6,6 @@
 
 namespace lrd::cuda {
 
-constexpr double kCertifiedGrowth = 8.0;  // up to which float32 products are enough
-constexpr double kHighLeverage = 0.1;     // above which 1 - h cancels, and a row is done again in double
-
 // V = P L^-T in place: tile m of V needs the tiles of P up to m, so the last comes first.
 template <class A>
 __device__ void multiply_by_inverse_transposed(const double* chol_inv, int R, A* block, int pitch, int rows, int width,
@@ -67,14 +64,12 @@ template <class T, class A>
 __global__ void __launch_bounds__(kThreads, 1) log_prob_bwd_kernel(const BackwardArgs p) {
   extern __shared__ double memory[];
   const int rows = p.block_rows, R = p.R, pitch = p.pitch, tid = threadIdx.x, lane = tid % kWarp, warp = tid / kWarp;
-  double* w = memory;  // [rows], as the next ones; 0 where a row is not there
-  double *slope = w + rows, *there = w + 2 * rows, *of_diag = w + 3 * rows, *summed = w + 4 * rows;
-  double* coefficients = w + 6 * rows;                   // [kBackwardValues, rows]: differences, then 2 weight a
-  double* held = coefficients + kBackwardValues * rows;  // z of these values, up to kHeldRank
+  Arena arena(memory);
+  const BackwardShared<A> shared(arena, rows, pitch, R, p.separate_total);
+  double *w = shared.w, *slope = shared.slope, *there = shared.there, *of_diag = shared.of_diag;
+  double *summed = shared.summed, *coefficients = shared.coefficients, *held = shared.held;
   const bool holds = R <= kHeldRank;
-  A* small = reinterpret_cast<A*>(held + (holds ? kBackwardValues * R : 0));
-  A* block = small + kBasisTile * kSmallPitch;                 // [rows, pitch]
-  A* total = p.separate_total ? block + rows * pitch : block;  // of the gradient
+  A *small = shared.small, *block = shared.block, *total = shared.total;
   const int64_t f = blockIdx.x / p.blocks, begin = blockIdx.x % p.blocks * rows, S = p.rows.S, N = p.rows.N;
   const T* factor = static_cast<const T*>(p.factor) + f * p.factor_b;
   if (p.wanted && !p.wanted[f * p.wanted_blocks + begin / p.wanted_rows]) return;
@@ -169,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 1) log_prob_bwd_kernel(const Backwar
           norm += v * v;
         }
         const double leverage = w[i] * warp_sum(norm);
-        if (leverage > kHighLeverage || !(growth <= kCertifiedGrowth)) imprecise = 1;
+        if (leverage > kHighLeverage || !certified(growth)) imprecise = 1;
         if (lane == 0) of_diag[i] += weight * w[i] * (1.0 - leverage);
       }
       __syncthreads();

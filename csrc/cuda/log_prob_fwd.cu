@@ -12,7 +12,8 @@ Five log_prob_fwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::op
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps);
   const int64_t B = in.B, N = in.N, R = in.R;
   const bool known = known_chol_inv && known_summary, wide_result = is_wide(cov_factor);
-  const bool narrow = !wide_result && (precision != kFloat64);
+  const Precision chosen = static_cast<Precision>(precision);
+  const bool narrow = !wide_result && chosen != Precision::float64;
   const Gpu gpu(cov_factor);
   const Tensor chol_inv = known ? empty_doubles(cov_factor, {0}) : empty_doubles(cov_factor, {B, R, R});
   const Tensor summary = known ? empty_doubles(cov_factor, {0}) : empty_doubles(cov_factor, {B, 2});
@@ -37,7 +38,8 @@ Five log_prob_fwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::op
     check_doubles(*known_summary, cov_factor, B * 2, "summary");
     summaries = const_doubles(*known_summary);
     args.chol_inv = const_cast<double*>(const_doubles(*known_chol_inv));  // which is not written here
-    if (N > 0) launch_gram(gpu, cov_factor, B, in.columns(), in.rows, precision != kFloat32, false, nullptr, sums);
+    if (N > 0)
+      launch_gram(gpu, cov_factor, B, in.columns(), in.rows, chosen != Precision::float32, false, nullptr, sums);
     launch_solve(gpu, B, args);
   } else {
     summaries = const_doubles(summary);
@@ -46,7 +48,7 @@ Five log_prob_fwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::op
     args.logdet = args.growth + 1;
     launch_gram(gpu, cov_factor, B, in.columns(), in.rows, !narrow, true, nullptr, sums);
     launch_capacitance(gpu, cov_factor, B, args);
-    if (narrow && precision != kFloat32) {
+    if (narrow && chosen != Precision::float32) {
       const Tensor again = empty(cov_factor, {B}, aoti_torch_dtype_int32());
       int32_t* flags = static_cast<int32_t*>(again.mutable_data_ptr());
       gpu.launch(judge_kernel, plan_judge(B),

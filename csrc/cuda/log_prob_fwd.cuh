@@ -5,17 +5,13 @@
 
 namespace lrd::cuda {
 
-constexpr double kFloat32Growth = 8.0;  // up to which sums of float32 products are enough
-constexpr double kSumError = 0x1p-22;   // of such a sum, as a share of what orthogonal columns would have
-constexpr double kTolerance = 2.5e-7;
-
 // Block per item: sets `again` where float32 products are not certain to be enough, for L^-1, for M or the log-density.
 __global__ void __launch_bounds__(128) judge_kernel(const JudgeArgs p) {
   const int64_t b = blockIdx.x;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, R = p.R;
   const double growth = p.summary[2 * b], logdet = p.summary[2 * b + 1];
   const double* gram = p.gram + b * R * R;
-  int imprecise = !(growth <= kFloat32Growth);
+  int imprecise = !certified(growth);
   for (int64_t n = warp; n < p.N; n += 128 / kWarp) {
     const int64_t at = b * p.N + n;
     double weighted = 0.0;
@@ -25,9 +21,7 @@ __global__ void __launch_bounds__(128) judge_kernel(const JudgeArgs p) {
     }
     weighted = warp_sum(weighted);
     const double quad = p.quad[at], maha = p.maha[at];
-    const double error = kSumError * (weighted + 2.0 * sqrt(weighted * quad) + quad * 0x1p-29);
-    const double density = 0.5 * fabs(maha + logdet + static_cast<double>(p.S) * 1.8378770664093453);
-    if (!(error <= kTolerance * maha && error <= kTolerance * density)) imprecise = 1;
+    if (!tolerable(maha_error(kFloat32SumError, weighted, quad), maha, logdet, p.S)) imprecise = 1;
   }
   const int any = __syncthreads_or(imprecise);
   if (threadIdx.x == 0) p.again[b] = any != 0;

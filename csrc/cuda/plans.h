@@ -1,10 +1,13 @@
-// How every kernel is launched: grid, threads and shared memory from the sizes alone. Plain C++: the launchers and the
-// tests call these same functions. Nothing here depends on the GPU but the shared memory that a block of it may have,
-// so that sums are split the same way, and give the same bits, everywhere.
+// How every kernel is launched, and how its shared memory is laid out: grid, threads and arrays from the sizes alone.
+// Plain C++: the kernels, the launchers and the tests use the same functions. Nothing here depends on the GPU but the
+// shared memory that a block of it may have, so that sums are split the same way, and give the same bits, everywhere.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+
+#include "../core/arena.h"
+#include "../core/policy.h"
 
 namespace lrd::cuda {
 
@@ -21,7 +24,12 @@ constexpr int64_t kDefaultShared = 48 * 1024;  // what a block has on any GPU wi
 constexpr int64_t kStaticReserve = 1024;       // of the limit, left for arrays of fixed size
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t element_bytes(bool wide) { return wide ? 8 : 4; }
+
+// The bytes of a layout in a compute type.
+template <template <class> class Layout, class... Sizes>
+int64_t shared_bytes(bool wide, Sizes... sizes) {
+  return wide ? bytes_of<Layout<double>>(sizes...) : bytes_of<Layout<float>>(sizes...);
+}
 
 // ---- gram_fwd and joint_gram_fwd ----
 
@@ -33,9 +41,26 @@ constexpr int gram_rows(int tile, bool wide) { return (wide ? 2048 : 4096) / til
 // Distance of rows in shared memory: whole 16 bytes, and not a multiple of 32 banks.
 constexpr int gram_pitch(int tile, bool wide) { return tile + (wide ? 2 : 4); }
 
+template <class A>
+struct GramShared {
+  double* differences;  // [kGramValues, rows]
+  A* scale;             // [rows], in room for doubles
+  A *left, *right;      // [rows, pitch]; the right one only where `two`, otherwise the left one serves as both
+
+  template <class Memory>
+  LRD_HOST_DEVICE GramShared(Memory& memory, int rows, int pitch, bool two) {
+    double* room;
+    memory.take(differences, kGramValues * rows);
+    memory.take(room, rows);
+    scale = reinterpret_cast<A*>(room);
+    memory.take(left, static_cast<int64_t>(rows) * pitch);
+    right = left;
+    if (two) memory.take(right, static_cast<int64_t>(rows) * pitch);
+  }
+};
+
 struct GramPlan {
   int tile = 16;               // columns of a tile of G
-  int64_t tiles = 1;           // along one side of G
   int64_t pairs = 1;           // tiles at or below the diagonal, or on it where G is not wanted
   int64_t splits = 1;          // runs of rows, each with a slot of sums
   int64_t rows_per_split = 0;  // in whole blocks of rows
@@ -47,19 +72,17 @@ struct GramPlan {
 inline GramPlan plan_gram(int64_t B, int64_t S, int64_t columns, int64_t N, bool wide, bool want_gram) {
   GramPlan plan;
   plan.tile = columns <= 16 ? 16 : columns <= 32 ? 32 : 64;
-  plan.tiles = std::max<int64_t>(divide_up(columns, plan.tile), 1);
-  plan.pairs = want_gram ? plan.tiles * (plan.tiles + 1) / 2 : plan.tiles;
-  const int64_t rows = gram_rows(plan.tile, wide);
+  const int64_t tiles = std::max<int64_t>(divide_up(columns, plan.tile), 1);  // along one side of G
+  const int64_t all_pairs = tiles * (tiles + 1) / 2;
+  plan.pairs = want_gram ? all_pairs : tiles;
+  const int rows = gram_rows(plan.tile, wide);
   // The same for every launch of an item, whatever it sums.
-  const int64_t all_pairs = plan.tiles * (plan.tiles + 1) / 2;
   const int64_t wanted = divide_up(kGramBlocks, std::max<int64_t>(B * all_pairs, 1));
   plan.splits = std::max<int64_t>(std::min(wanted, divide_up(S, 4 * rows)), 1);
   plan.rows_per_split = divide_up(divide_up(S, plan.splits), rows) * rows;
-  const int64_t held = plan.pairs > plan.tiles ? 2 : 1;
   plan.sums.grid = B * plan.pairs * plan.splits;
   plan.sums.block = kThreads;
-  const int64_t tiles_bytes = held * rows * gram_pitch(plan.tile, wide) * element_bytes(wide);
-  plan.sums.shared = tiles_bytes + rows * (kGramValues + 1) * 8;
+  plan.sums.shared = shared_bytes<GramShared>(wide, rows, gram_pitch(plan.tile, wide), plan.pairs > tiles);
   const int64_t numbers = (want_gram ? columns * columns : 0) + N * columns + N + 1;
   plan.add.grid = divide_up(B * numbers, kThreads);
   plan.add.block = kThreads;
@@ -71,10 +94,8 @@ inline Launch plan_mean(int64_t B, int64_t S) { return {divide_up(B * S, kThread
 
 // ---- capacitance_fwd ----
 
-constexpr int64_t kFusedRank = 128;     // up to which one block does all of a matrix in shared memory
-constexpr int64_t kFusedValues = 8;     // up to which that block solves for the values as well
-constexpr int64_t kBlockedRank = 1024;  // up to which the blocked kernels serve; torch's own routines do above
-constexpr int64_t kPanel = 32;          // columns of a block of the factorisation above
+constexpr int64_t kFusedValues = 8;  // up to which the block that factorises a matrix of kFusedRank solves as well
+constexpr int64_t kPanel = 32;       // columns of a block of the factorisation above
 
 struct CapacitancePlan {
   bool fused = false;
@@ -89,15 +110,31 @@ struct CapacitancePlan {
   Launch factor(int64_t p, int64_t B) const { return {B * (panels - p), kThreads, 0}; }
 };
 
-// Packed lower triangle, the diagonal of G, two columns, the pivots and y.
-constexpr int64_t fused_bytes(int64_t R) { return (R * (R + 1) / 2 + 5 * R) * 8; }
+// Of the fused kernel.
+struct CapacitanceShared {
+  double* tri;        // [R (R + 1) / 2], the packed lower triangle
+  double* gram_diag;  // [R]
+  double* columns;    // [2, R]
+  double* pivots;     // [R]
+  double* y;          // [R]
+
+  template <class Memory>
+  LRD_HOST_DEVICE CapacitanceShared(Memory& memory, int R) {
+    memory.take(tri, R * (R + 1) / 2);
+    memory.take(gram_diag, R);
+    memory.take(columns, 2 * R);
+    memory.take(pivots, R);
+    memory.take(y, R);
+  }
+};
 
 inline CapacitancePlan plan_capacitance(int64_t B, int64_t N, int64_t R, int64_t shared_limit) {
   CapacitancePlan plan;
-  plan.fused = R <= kFusedRank && fused_bytes(R) + kStaticReserve <= shared_limit;
+  const int64_t bytes = R <= kFusedRank ? bytes_of<CapacitanceShared>(static_cast<int>(R)) : 0;
+  plan.fused = R <= kFusedRank && bytes + kStaticReserve <= shared_limit;
   plan.solves = plan.fused && N <= kFusedValues;
   if (plan.fused) {
-    plan.whole = {B, R <= 16 ? 64 : R <= 32 ? 128 : kThreads, fused_bytes(R)};
+    plan.whole = {B, R <= 16 ? 64 : R <= 32 ? 128 : kThreads, bytes};
   } else {
     if (R <= kBlockedRank) {
       plan.panels = divide_up(R, kPanel);
@@ -118,9 +155,10 @@ inline Launch plan_settle(int64_t B) { return {B, 128, 0}; }
 
 // ---- log_prob_bwd and project_fold_fwd: blocks of rows held in shared memory ----
 
-constexpr int kBasisTile = 32;            // columns and rows of the small matrix that are held at a time
-constexpr int kRowsOfThread = 8;          // at most, of the columns that it makes
-constexpr int64_t kRowBytes = 36 * 1024;  // wanted for a block of rows, so that two blocks fit on any GPU
+constexpr int kBasisTile = 32;               // columns and rows of the small matrix that are held at a time
+constexpr int kSmallPitch = kBasisTile + 1;  // distance of its rows
+constexpr int kRowsOfThread = 8;             // at most, of the columns that it makes
+constexpr int64_t kRowBytes = 36 * 1024;     // wanted for a block of rows, so that two blocks fit on any GPU
 
 struct RowsPlan {
   int rows = 0;        // of a block; 0 where not even one fits into shared memory
@@ -130,39 +168,83 @@ struct RowsPlan {
   Launch launch;
 };
 
-// `held` copies of a block of rows of `columns`, of which `made` columns are made; `row_doubles` more numbers for each
-// row, and `more_doubles` for all; `items` of S rows.
-inline RowsPlan plan_rows(int64_t items, int64_t S, int64_t columns, int64_t made, int held, int row_doubles,
-                          int64_t more_doubles, bool wide, int64_t shared_limit) {
+// For `items` of S rows of `columns`, of which `made` columns are made; bytes(rows, pitch) of shared memory.
+template <class Bytes>
+RowsPlan plan_rows(int64_t items, int64_t S, int64_t columns, int64_t made, int64_t shared_limit, Bytes bytes) {
   RowsPlan plan;
   plan.width = made <= 8 ? 8 : made <= 16 ? 16 : kBasisTile;
   plan.pitch = static_cast<int>(columns | 1);
-  const int64_t small = kBasisTile * (kBasisTile + 1) * element_bytes(wide) + more_doubles * 8;
-  const auto bytes = [&](int64_t rows) {
-    return rows * (plan.pitch * held * element_bytes(wide) + row_doubles * 8) + small;
-  };
   int rows = kRowsOfThread * kThreads / plan.width;
-  while (rows > 1 && bytes(rows) > kRowBytes) rows /= 2;
-  if (bytes(rows) + kStaticReserve > shared_limit) return plan;
+  while (rows > 1 && bytes(rows, plan.pitch) > kRowBytes) rows /= 2;
+  const int64_t shared = bytes(rows, plan.pitch);
+  if (shared + kStaticReserve > shared_limit) return plan;
   plan.rows = rows;
   plan.blocks = divide_up(S, rows);
-  plan.launch = {items * plan.blocks, kThreads, bytes(rows)};
+  plan.launch = {items * plan.blocks, kThreads, shared};
   return plan;
 }
 
 constexpr int kBackwardValues = 4;  // values whose differences are held for a block of rows
-constexpr int64_t kHeldRank = 128;  // up to which their z are held, too
+constexpr int kHeldRank = 128;      // up to which their z are held, too
 
-// Held twice where the gradient of a factor is a sum over several Gaussians, or over more values than are held.
+template <class A>
+struct BackwardShared {
+  double* w;  // [rows], as the next ones; 0 where a row is not there
+  double *slope, *there, *of_diag, *summed;
+  double* coefficients;  // [kBackwardValues, rows]: differences, then 2 weight a
+  double* held;          // [kBackwardValues, R]: z of these values, up to kHeldRank
+  A* small;              // [kBasisTile, kSmallPitch]
+  A* block;              // [rows, pitch]
+  A* total;              // [rows, pitch] of the gradient: an array of its own where `separate`, otherwise the block
+
+  template <class Memory>
+  LRD_HOST_DEVICE BackwardShared(Memory& memory, int rows, int pitch, int R, bool separate) {
+    memory.take(w, rows);
+    memory.take(slope, rows);
+    memory.take(there, rows);
+    memory.take(of_diag, rows);
+    memory.take(summed, rows);
+    memory.take(coefficients, kBackwardValues * rows);
+    memory.take(held, R <= kHeldRank ? kBackwardValues * R : 0);
+    memory.take(small, kBasisTile * kSmallPitch);
+    memory.take(block, static_cast<int64_t>(rows) * pitch);
+    total = block;
+    if (separate) memory.take(total, static_cast<int64_t>(rows) * pitch);
+  }
+};
+
+// Whether the gradient of a factor is a sum over several Gaussians, or over more values than are held.
+constexpr bool sums_separately(int64_t per_factor, int64_t N) { return per_factor > 1 || N > kBackwardValues; }
+
 inline RowsPlan plan_backward(int64_t F, int64_t per_factor, int64_t S, int64_t R, int64_t N, bool wide,
                               int64_t shared_limit) {
-  const int held = per_factor > 1 || N > kBackwardValues ? 2 : 1;
-  return plan_rows(F, S, R, R, held, 6 + kBackwardValues, R <= kHeldRank ? kBackwardValues * R : 0, wide, shared_limit);
+  const bool separate = sums_separately(per_factor, N);
+  return plan_rows(F, S, R, R, shared_limit, [=](int rows, int pitch) {
+    return shared_bytes<BackwardShared>(wide, rows, pitch, static_cast<int>(R), separate);
+  });
 }
 
-// The tile of results waits in shared memory, too.
+template <class A>
+struct ProjectShared {
+  double* lost;  // [rows]
+  A* made;       // [rows, kSmallPitch] of the results, in room for doubles
+  A* small;      // [kBasisTile, kSmallPitch]
+  A* block;      // [rows, pitch]
+
+  template <class Memory>
+  LRD_HOST_DEVICE ProjectShared(Memory& memory, int rows, int pitch) {
+    double* room;
+    memory.take(lost, rows);
+    memory.take(room, rows * kSmallPitch);
+    made = reinterpret_cast<A*>(room);
+    memory.take(small, kBasisTile * kSmallPitch);
+    memory.take(block, static_cast<int64_t>(rows) * pitch);
+  }
+};
+
 inline RowsPlan plan_project(int64_t B, int64_t S, int64_t columns, int64_t K, bool wide, int64_t shared_limit) {
-  return plan_rows(B, S, columns, K, 1, 1 + kBasisTile + 1, 0, wide, shared_limit);
+  return plan_rows(B, S, columns, K, shared_limit,
+                   [=](int rows, int pitch) { return shared_bytes<ProjectShared>(wide, rows, pitch); });
 }
 
 }  // namespace lrd::cuda

@@ -10,10 +10,10 @@ template <class T, class A>
 __global__ void __launch_bounds__(kThreads, 1) project_fold_kernel(const ProjectArgs p) {
   extern __shared__ double memory[];
   const int rows = p.block_rows, pitch = p.pitch, columns = p.columns.total, width = p.width, tid = threadIdx.x;
-  double* lost = memory;                        // [rows]
-  A* made = reinterpret_cast<A*>(lost + rows);  // [rows, kSmallPitch], in room for doubles
-  A* small = reinterpret_cast<A*>(lost + rows * (1 + kSmallPitch));
-  A* block = small + kBasisTile * kSmallPitch;  // [rows, pitch]
+  Arena arena(memory);
+  const ProjectShared<A> shared(arena, rows, pitch);
+  double* lost = shared.lost;
+  A *made = shared.made, *small = shared.small, *block = shared.block;
   const int64_t b = blockIdx.x / p.blocks, begin = blockIdx.x % p.blocks * rows;
   const int present = static_cast<int>(min(static_cast<int64_t>(rows), p.S - begin));
   const T* factors = static_cast<const T*>(p.columns.factors) + b * p.columns.factor_b;

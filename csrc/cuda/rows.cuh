@@ -5,8 +5,6 @@
 
 namespace lrd::cuda {
 
-constexpr int kSmallPitch = kBasisTile + 1;
-
 // What a thread makes: column `column` of a tile, of the rows first, first + step, ... of the block.
 struct Share {
   int column, first, step;

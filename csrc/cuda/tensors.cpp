@@ -3,8 +3,18 @@
 namespace lrd::cuda {
 namespace {
 
-// Above this the raw diagonal stays what it is there.
-double exp_limit(const Tensor& diag) { return is_wide(diag) ? 350.0 : 80.0; }
+double exp_limit(const Tensor& diag) {
+  switch (diag.scalar_type()) {
+    case ScalarType::Double:
+      return kExpLimitFloat64;
+    case ScalarType::BFloat16:
+      return kExpLimitBFloat16;
+    case ScalarType::Half:
+      return kExpLimitFloat16;
+    default:
+      return kExpLimitFloat32;
+  }
+}
 
 void check_vector(const Tensor& tensor, const Tensor& factor) {
   check_same_device(tensor, factor);

@@ -10,15 +10,13 @@
 #include <initializer_list>
 #include <optional>
 
+#include "../core/policy.h"
 #include "args.h"
 
 namespace lrd::cuda {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-// The `precision` argument of the schemas; any other is "auto".
-constexpr int64_t kFloat64 = 1, kFloat32 = 2;
 
 inline bool is_wide(const Tensor& tensor) { return tensor.scalar_type() == ScalarType::Double; }
 

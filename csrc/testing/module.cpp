@@ -11,7 +11,8 @@
 
 namespace py = pybind11;
 
-void bind_plans(py::module_& m);  // plans.cpp
+void bind_plans(py::module_& m);   // plans.cpp
+void bind_policy(py::module_& m);  // policy.cpp
 
 namespace {
 
@@ -39,34 +40,32 @@ py::tuple gram(const std::string& isa, const std::string& dtype, bool float32, c
   const lrd::Kernels& kernels = named(isa);
   const lrd::DType type = dtype_named(dtype);
   const lrd::Compute compute = lrd::compute_for(type, float32);
-  lrd::Gaussian g;
-  g.S = factor.shape(0);
-  g.R = factor.shape(1);
+  lrd::GaussianInputs g;
+  const int64_t S = factor.shape(0), R = factor.shape(1);
+  g.factor = {factor.data(), S, R, stride(factor, 0), stride(factor, 1)};
   g.N = value.shape(0);
-  g.factor = factor.data();
-  g.factor_stride_s = stride(factor, 0);
-  g.factor_stride_r = stride(factor, 1);
   g.diag = {diag.data(), stride(diag, 0)};
   g.value = {value.data(), stride(value, 1)};
   g.value_stride_n = stride(value, 0);
 
-  const int64_t ld = lrd::padded_columns(kernels, g.R, compute);
-  std::vector<double> sums((g.R + g.N) * ld, 0.0);
+  const int c = static_cast<int>(compute);
+  const int64_t ld = kernels.padded_columns[c](R);
+  std::vector<double> sums((R + g.N) * ld, 0.0);
   std::vector<double> quad(g.N, 0.0);
   double log_diag = 0.0;
   // Exactly as many bytes as the core asks for, so that a sanitizer or valgrind sees the first one too many.
-  std::vector<char> scratch(lrd::gram_scratch_bytes(kernels, g.R, g.N, compute) + 64);
+  std::vector<char> scratch(kernels.gram_scratch[c](R, g.N) + 64);
   char* aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64);
-  const auto kernel = kernels.gram_rows[static_cast<int>(type)][static_cast<int>(compute)];
-  for (int64_t begin = 0; begin < g.S; begin += rows_per_call)
-    kernel(g, nullptr, begin, std::min(g.S, begin + rows_per_call), aligned, {sums.data(), ld, quad.data(), &log_diag});
+  const auto kernel = kernels.gram_rows[static_cast<int>(type)][c];
+  for (int64_t begin = 0; begin < S; begin += rows_per_call)
+    kernel(g, nullptr, begin, std::min(S, begin + rows_per_call), aligned, {sums.data(), ld, quad.data(), &log_diag});
 
-  py::array_t<double> gram_out({g.R, g.R});
-  py::array_t<double> u_out({g.N, g.R});
-  for (int64_t j = 0; j < g.R; ++j)
-    for (int64_t k = 0; k < g.R; ++k) gram_out.mutable_at(j, k) = k <= j ? sums[j * ld + k] : 0.0;
+  py::array_t<double> gram_out({R, R});
+  py::array_t<double> u_out({g.N, R});
+  for (int64_t j = 0; j < R; ++j)
+    for (int64_t k = 0; k < R; ++k) gram_out.mutable_at(j, k) = k <= j ? sums[j * ld + k] : 0.0;
   for (int64_t n = 0; n < g.N; ++n)
-    for (int64_t k = 0; k < g.R; ++k) u_out.mutable_at(n, k) = sums[(g.R + n) * ld + k];
+    for (int64_t k = 0; k < R; ++k) u_out.mutable_at(n, k) = sums[(R + n) * ld + k];
   return py::make_tuple(gram_out, u_out, py::array_t<double>(g.N, quad.data()), log_diag);
 }
 
@@ -74,9 +73,9 @@ py::tuple cholesky(const std::string& isa, const Doubles& gram) {
   const int64_t R = gram.shape(0);
   py::array_t<double> chol({R, R});
   py::array_t<double> chol_inv({R, R});
-  std::vector<char> scratch(lrd::cholesky_scratch_bytes(R));
-  const double growth = named(isa).cholesky(gram.data(), chol.mutable_data(), chol_inv.mutable_data(),
-                                            reinterpret_cast<double*>(scratch.data()), R);
+  std::vector<char> scratch(named(isa).cholesky_scratch(R));
+  const double growth =
+      named(isa).cholesky(gram.data(), chol.mutable_data(), chol_inv.mutable_data(), scratch.data(), R);
   return py::make_tuple(chol, chol_inv, growth);
 }
 
@@ -92,4 +91,5 @@ PYBIND11_MODULE(_core_testing, m) {
         py::arg("value"), py::arg("rows_per_call"));
   m.def("cholesky", &cholesky, py::arg("isa"), py::arg("gram"));
   bind_plans(m);
+  bind_policy(m);
 }

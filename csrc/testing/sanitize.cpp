@@ -88,19 +88,19 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
     for (int64_t j = 0; j < R; ++j) put(factor, i * stride_s + j * stride_r, dtype, P[i * R + j] = eighth());
     for (int64_t n = 0; n < N; ++n) put(value, n * S + i, dtype, r[n * S + i] = eighth());
   }
-  lrd::Gaussian g;
-  g.S = S, g.R = R, g.N = N;
-  g.factor = factor.data(), g.factor_stride_s = stride_s, g.factor_stride_r = stride_r;
+  lrd::GaussianInputs g;
+  g.factor = {factor.data(), S, R, stride_s, stride_r};
+  g.N = N;
   g.diag = {diag.data(), 1};
   g.value = {value.data(), 1}, g.value_stride_n = S;
   if (masked) g.mask = {mask.data(), 1};
 
-  const int64_t ld = lrd::padded_columns(isa, R, compute);
+  const int d = static_cast<int>(dtype), c = static_cast<int>(compute);
+  const int64_t ld = isa.padded_columns[c](R);
   const std::unique_ptr<double[]> sums(new double[(R + N) * ld]()), quad(new double[N]());
   double log_diag = 0;
-  const int d = static_cast<int>(dtype), c = static_cast<int>(compute);
-  const auto scratch = [](size_t bytes) { return std::unique_ptr<char[]>(new char[bytes]); };
-  const auto forward = scratch(lrd::gram_scratch_bytes(isa, R, N, compute));
+  const auto scratch = [](int64_t bytes) { return std::unique_ptr<char[]>(new char[bytes]); };
+  const auto forward = scratch(isa.gram_scratch[c](R, N));
   isa.gram_rows[d][c](g, nullptr, 0, S, forward.get(), {sums.get(), ld, quad.get(), &log_diag});
 
   const double tolerance = compute == Compute::f64 ? 1e-11 : 1e-4;
@@ -120,7 +120,7 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
   expect_near(log_diag, wanted_log, 1e-12, "log_diag");
 
   std::vector<double> chol(R * R), chol_inv(R * R), z(N * R);
-  const std::unique_ptr<double[]> panel(new double[lrd::cholesky_scratch_bytes(R) / 8]);
+  const auto panel = scratch(isa.cholesky_scratch(R));
   isa.cholesky(gram.data(), chol.data(), chol_inv.data(), panel.get(), R);
   for (int64_t n = 0; n < N; ++n)  // z = L^-T L^-1 u
     for (int64_t k = 0; k < R; ++k)
@@ -132,7 +132,7 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
     isa.gram_rows[d][c](g, z.data(), 0, S, forward.get(), {again.get(), ld, square.get(), &log_diag});
     for (int64_t k = 0; k < R; ++k) expect_near(again[R * ld + k], z[k], tolerance * 100, "P^T w (r - P z) = z");
   }
-  const auto second = scratch(lrd::bwd_scratch_bytes(R, Compute::f64));
+  const auto second = scratch(isa.residual_scratch(R));
   const std::unique_ptr<double[]> rest(new double[N * R]()), squares(new double[N]());
   isa.residual_rows[d](g, z.data(), 0, S, second.get(), {rest.get(), R, squares.get(), nullptr});
   for (int64_t n = 0; n < N * R; ++n) expect_near(rest[n], z[n], 1e-9, "P^T w (r - P z) = z");
@@ -167,7 +167,7 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
                           chol_inv.data(),
                           false,
                           value_info.data()};
-  const auto backward = scratch(lrd::bwd_scratch_bytes(R, compute));
+  const auto backward = scratch(isa.bwd_scratch[c](R));
   const int64_t block = lrd::bwd_block_rows(R);
   for (int64_t begin = 0; begin < S; begin += block)
     isa.log_prob_bwd_rows[d][c](&g, &to, 1, begin, std::min(S, begin + block), backward.get());
@@ -210,7 +210,7 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
   stack.vector_stride_v = S;
   stack.vector_stride_s = 1;
   stack.centre = true;
-  const int64_t columns = R + N, gram_ld = lrd::padded_columns(isa, columns, compute);
+  const int64_t columns = R + N, gram_ld = isa.padded_columns[c](columns);
   std::vector<double> X(S * columns), products(columns * gram_ld);
   for (int64_t i = 0; i < S; ++i) {
     double mean = 0;
@@ -218,7 +218,7 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
     for (int64_t j = 0; j < R; ++j) X[i * columns + j] = 0.5 * get(factor, i * stride_s + j * stride_r, dtype);
     for (int64_t n = 0; n < N; ++n) X[i * columns + R + n] = get(value, n * S + i, dtype) - mean;
   }
-  const auto joint = scratch(lrd::joint_scratch_bytes(isa, columns, compute));
+  const auto joint = scratch(isa.joint_gram_scratch[c](columns));
   isa.joint_gram_rows[d][c](stack, 0, S, joint.get(), lrd::GramSums{products.data(), gram_ld, nullptr, nullptr});
   for (int64_t j = 0; j < columns; ++j)
     for (int64_t k = 0; k <= j; ++k) {
@@ -243,7 +243,7 @@ void run(const lrd::Kernels& isa, DType dtype, Compute compute, bool rank_major,
                                 kept_r,
                                 g.diag,
                                 folded.data()};
-  const auto third = scratch(lrd::project_scratch_bytes(columns, K, compute));
+  const auto third = scratch(isa.project_scratch[c](columns, K));
   const int64_t rows = lrd::project_block_rows(columns, K);
   for (int64_t begin = 0; begin < S; begin += rows)
     isa.project_fold_rows[d][c](stack, project, begin, std::min(S, begin + rows), third.get());

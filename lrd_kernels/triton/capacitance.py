@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from lrd_kernels import _load
-
-CUDA_RANK = 1024  # up to which the CUDA kernels are the better choice
+from lrd_kernels._policy import BLOCKED_RANK, PIVOT_NUDGE
 
 
 def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> tuple[Tensor, ...]:
     R = gram.shape[-1]
-    if R <= CUDA_RANK and _serves(gram):
+    if R <= BLOCKED_RANK and _serves(gram):
         return torch.ops.lrd_cuda.capacitance_fwd(*(t.contiguous() for t in (gram, u, quad, log_diag)))
     finite = gram.isfinite().all(-1).all(-1)
     safe = torch.where(finite[:, None, None], gram, 0)
@@ -21,7 +20,7 @@ def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> 
     eye = torch.eye(R, dtype=gram.dtype, device=gram.device)
     chol, info = torch.linalg.cholesky_ex(safe + eye)
     # Every exact pivot is at least 1. Where rounding made one negative, as much is added as rounding may have taken.
-    nudge = torch.diag_embed(4 * R * torch.finfo(gram.dtype).eps * (1 + diagonal))
+    nudge = torch.diag_embed(R * PIVOT_NUDGE * (1 + diagonal))
     nudged = torch.linalg.cholesky_ex(safe + eye + nudge)[0]
     chol = torch.where((info == 0)[:, None, None], chol, nudged)
     chol_inv = torch.linalg.solve_triangular(chol, eye, upper=False).tril()

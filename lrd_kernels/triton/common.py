@@ -7,10 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FLOAT32_GROWTH = tl.constexpr(8.0)  # of a capacitance, up to which sums of float32 products are enough
-# Above this the raw diagonal stays what it is there, as on the CPU.
-EXP_LIMIT = {torch.float64: 350.0, torch.float32: 80.0, torch.bfloat16: 80.0, torch.float16: 80.0}
-
 
 @triton.jit
 def load_rows(vector, rows, stride, present):

@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from lrd_kernels._policy import FLOAT32, FLOAT64
 from lrd_kernels.triton import common
 from lrd_kernels.triton.configs_table import TABLE
 
@@ -32,10 +33,10 @@ TENSOR_CORES_ABOVE = 16  # columns; up to there a pass waits for memory
 
 
 def compute_type(dtype: torch.dtype, precision: int) -> str:
-    """Of the first launch, for inputs of a dtype, with a precision of `_schemas.PRECISIONS`."""
-    if dtype == torch.float64 or precision == 1:
+    """Of the first launch, for inputs of a dtype, with a precision of `_policy`."""
+    if dtype == torch.float64 or precision == FLOAT64:
         return "float64"
-    return "tf32x3" if precision == 2 else "float32"
+    return "tf32x3" if precision == FLOAT32 else "float32"
 
 
 def choose(op: str, cov_factor: Tensor, columns: int, compute: str) -> Config:

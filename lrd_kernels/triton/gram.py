@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrd_kernels._policy import AUTO, FLOAT64, exp_limit
 from lrd_kernels.triton import common, configs
 from lrd_kernels.triton.common import find_present, load_diag, load_rows, load_tile, operand, rounded, times
 
@@ -23,7 +24,7 @@ def _gram_fwd_kernel(
     loc,
     mask,
     again,
-    fit,
+    shift,
     gram,
     u,
     quad,
@@ -65,8 +66,8 @@ def _gram_fwd_kernel(
     AGAIN: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """Program (split, tile, b). `again` [B]: with AGAIN, only the items for which it is set are summed. `fit`, z of
-    [B, N, R]: with RESIDUAL, r - P z stands for r, and one tile holds all columns."""
+    """Program (split, tile, b). `again` [B]: with AGAIN, only the items for which it is set are summed. `shift` s
+    [B, N, R]: with RESIDUAL, r - P s stands for r, and one tile holds all columns."""
     pid = tl.program_id(0).to(tl.int64)
     split = pid % splits
     tile = pid // splits % (TILES * TILES if WANT_GRAM else TILES)
@@ -91,7 +92,7 @@ def _gram_fwd_kernel(
         squares = tl.zeros([BLOCK_N], tl.float64)
     logs = tl.zeros([BLOCK_S], tl.float64)
     if RESIDUAL:
-        z = tl.load(fit + (b * N + first_value) * R + left, mask=left < R, other=0.0)
+        s = tl.load(shift + (b * N + first_value) * R + left, mask=left < R, other=0.0)
     begin = split * rows_per_split
     end = tl.minimum(begin + rows_per_split, S)
     if AGAIN:  # no rows of the others
@@ -116,7 +117,7 @@ def _gram_fwd_kernel(
                 if HAS_LOC:
                     r -= load_rows(loc + b * loc_b + first_value * loc_n, rows, loc_s, present)
                 if RESIDUAL:
-                    r -= tl.sum(times(P, z[None, :], once, COMPUTE), 1)
+                    r -= tl.sum(times(P, s[None, :], once, COMPUTE), 1)
                 projected += tl.sum(times(P, (w * r)[:, None], once, COMPUTE), 0)
                 squares += tl.sum(rounded(w * r * r, once), 0)
             else:
@@ -160,15 +161,15 @@ def launch_gram_fwd(
     compute: str,
     want_gram: bool = True,
     again: Tensor | None = None,
-    fit: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of `gram_fwd`, products in a compute type. Items that are not to be done `again` [B] hold anything. With
-    z as `fit` [B, N, R], r - P z stands for r; that wants `one_tile`."""
+    a shift s [B, N, R], r - P s stands for r; that wants `one_tile`."""
     F, S, R = cov_factor.shape
     B = cov_diag.shape[0]
     N = 0 if value is None else value.shape[1]
     config = configs.choose("gram", cov_factor, R, compute)
-    if fit is not None:  # where no product takes registers, and fewer rows spill on sm_90
+    if shift is not None:  # where no product takes registers, and fewer rows spill on sm_90
         config = config._replace(block_s=max(config.block_s, 32))
     tiles = max(triton.cdiv(R, config.block_r), 1)
     splits, rows_per_split = configs.split_rows(S, B * tiles * tiles, config)
@@ -178,7 +179,7 @@ def launch_gram_fwd(
 
     gram, u, quad, log_diag = sums(R, R) if want_gram else sums(0), sums(N, R), sums(N), sums()
     mask = common.as_bytes(mask)
-    block_n = 1 if N <= 1 or fit is not None else 16
+    block_n = 1 if N <= 1 or shift is not None else 16
     for first in range(0, max(N, 1), block_n):
         count = tiles * tiles if want_gram and first == 0 else tiles
         if B * count == 0:
@@ -190,7 +191,7 @@ def launch_gram_fwd(
             common.pointer(loc, cov_diag),
             common.pointer(mask, cov_diag),
             common.pointer(again, cov_diag),
-            common.pointer(fit, cov_diag),
+            common.pointer(shift, cov_diag),
             *(gram, u, quad, log_diag),
             *(S, R, N, first, B // max(F, 1), splits, rows_per_split),
             *cov_factor.stride(),
@@ -210,9 +211,9 @@ def launch_gram_fwd(
             HAS_LOC=loc is not None,
             HAS_MASK=mask is not None,
             EXP=eps is not None,
-            LIMIT=common.EXP_LIMIT[cov_factor.dtype],
+            LIMIT=exp_limit(cov_factor.dtype),
             AGAIN=again is not None,
-            RESIDUAL=fit is not None,
+            RESIDUAL=shift is not None,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
@@ -234,5 +235,6 @@ def gram_fwd(
     eps: float | None,
     precision: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    compute = configs.compute_type(cov_factor.dtype, precision or 1)  # "auto" has no certificate here
+    precision = FLOAT64 if precision == AUTO else precision  # "auto" has no certificate here
+    compute = configs.compute_type(cov_factor.dtype, precision)
     return launch_gram_fwd(cov_factor, cov_diag, value, loc, mask, eps, compute=compute)

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrd_kernels import _policy
 from lrd_kernels.triton import common, configs
 from lrd_kernels.triton.common import (
-    FLOAT32_GROWTH,
     find_present,
     load_diag,
     load_rows,
@@ -25,7 +25,8 @@ from lrd_kernels.triton.common import (
     times,
 )
 
-LEVERAGE_LIMIT = tl.constexpr(0.1)  # from where 1 - h cancels: at most 10 R rows
+FLOAT32_GROWTH = tl.constexpr(_policy.FLOAT32_GROWTH)
+HIGH_LEVERAGE = tl.constexpr(_policy.HIGH_LEVERAGE)  # of at most 10 R rows
 
 
 @triton.jit(do_not_specialize=["once"])
@@ -183,7 +184,7 @@ def _log_prob_bwd_kernel(
             tl.store(grad_diag + b * S + rows, narrowed(of_diag, grad_diag), mask=inside)
         total += pull
     if CERTIFIED and tile == 0:  # which has all rows of L^-1
-        tl.store(again + f * blocks + block, (tl.max(worst, 0) > LEVERAGE_LIMIT).to(tl.int32))
+        tl.store(again + f * blocks + block, (tl.max(worst, 0) > HIGH_LEVERAGE).to(tl.int32))
     if NEED_FACTOR:
         offsets = rows[:, None] * out_s + own[None, :] * out_r
         there = inside[:, None] & (own < R)[None, :]
@@ -262,7 +263,7 @@ def log_prob_bwd(
             HAS_LOC=loc is not None,
             HAS_MASK=mask is not None,
             EXP=eps is not None,
-            LIMIT=common.EXP_LIMIT[cov_factor.dtype],
+            LIMIT=_policy.exp_limit(cov_factor.dtype),
             CERTIFIED=certified,
             AGAIN=again is not None,
             num_warps=config.num_warps,

@@ -10,13 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lrd_kernels._policy import FLOAT32, FLOAT32_GROWTH, FLOAT32_SUM_ERROR, LOG_2PI, QUAD_ERROR, TOLERANCE
 from lrd_kernels.triton import configs
 from lrd_kernels.triton.capacitance import capacitance_fwd
-from lrd_kernels.triton.common import FLOAT32_GROWTH
 from lrd_kernels.triton.gram import launch_gram_fwd, one_tile
-
-SUM_ERROR = 2.0**-22  # of a sum of float32 products, as a share of what orthogonal columns would have
-TOLERANCE = 2.5e-7
 
 
 def log_prob_fwd(
@@ -36,7 +33,7 @@ def log_prob_fwd(
     inputs = (cov_factor, cov_diag, value, loc, mask, eps)
     compute = configs.compute_type(cov_factor.dtype, precision)
     if chol_inv is not None and summary is not None:
-        compute = compute if precision == 2 else "float64"
+        compute = compute if precision == FLOAT32 else "float64"
         _, u, quad, _ = launch_gram_fwd(*inputs, compute=compute, want_gram=False)
         y = u @ chol_inv.mT
         z, M = y @ chol_inv, quad - y.square().sum(-1)
@@ -46,15 +43,15 @@ def log_prob_fwd(
         sums: tuple[Tensor, ...] = launch_gram_fwd(*inputs, compute=compute)
         found = capacitance_fwd(*sums)
         if compute == "float32":  # "auto"
-            again, far = _imprecise(sums, found, cov_factor.shape[1])
+            imprecise, cancels = _judge(sums, found, cov_factor.shape[1])
             residuals = value is not None and one_tile(cov_factor)
             if not residuals:
-                again = again | far
-            better = launch_gram_fwd(*inputs, compute="float64", again=again.to(torch.int32))
-            sums = tuple(_choose(again, b, a) for a, b in zip(sums, better, strict=True))
+                imprecise = imprecise | cancels
+            better = launch_gram_fwd(*inputs, compute="float64", again=imprecise.to(torch.int32))
+            sums = tuple(_choose(imprecise, b, a) for a, b in zip(sums, better, strict=True))
             found = capacitance_fwd(*sums)
             if residuals:
-                found = _refine(inputs, found, far & ~again)
+                found = _score_residuals(inputs, found, cancels & ~imprecise)
         _, inverse, z, M, log_det, growth = found
         made = (inverse, torch.stack([growth, log_det], 1))
     dtype = torch.float64 if cov_factor.dtype == torch.float64 else torch.float32
@@ -65,23 +62,23 @@ def log_prob_fwd(
     return result.to(dtype), *made, z.masked_fill(failed[..., None], 0), failed.to(torch.int32)
 
 
-def _imprecise(sums: tuple[Tensor, ...], found: tuple[Tensor, ...], S: int) -> tuple[Tensor, Tensor]:
-    """[B] each: whose float32 products are not certain to be enough for L^-1, and for M or the log-density."""
+def _judge(sums: tuple[Tensor, ...], found: tuple[Tensor, ...], S: int) -> tuple[Tensor, Tensor]:
+    """[B] each: whose float32 products are not certain to be enough for L^-1, and whose M or log-density cancels."""
     gram, _, quad, _ = sums
     _, _, z, maha, log_det, growth = found
     weighted = (z.square() * gram.diagonal(dim1=-2, dim2=-1)[:, None]).sum(-1)  # [B, N]
-    error = SUM_ERROR * (weighted + 2 * (weighted * quad).sqrt() + quad * 2.0**-29)
-    density = 0.5 * (maha + log_det[:, None] + S * math.log(2 * math.pi)).abs()
+    error = FLOAT32_SUM_ERROR * (weighted + 2 * (weighted * quad).sqrt() + quad * QUAD_ERROR)
+    density = 0.5 * (maha + log_det[:, None] + S * LOG_2PI).abs()
     tolerable = (error <= TOLERANCE * maha) & (error <= TOLERANCE * density)
-    return ~(growth <= FLOAT32_GROWTH.value), ~tolerable.all(1)
+    return ~(growth <= FLOAT32_GROWTH), ~tolerable.all(1)
 
 
-def _refine(inputs: tuple[Any, ...], found: tuple[Tensor, ...], which: Tensor) -> tuple[Tensor, ...]:
+def _score_residuals(inputs: tuple[Any, ...], found: tuple[Tensor, ...], which: Tensor) -> tuple[Tensor, ...]:
     """z and M from the residuals of the items [B] that want it. z minimises |sqrt(w) (r - P z)|^2 + |z|^2, so that the
     step to the minimum from a z that is nearly there is small, and what it takes off M is a square."""
     chol, inverse, z, M, log_det, growth = found
-    fit = z.contiguous()
-    _, u, quad, _ = launch_gram_fwd(*inputs, compute="float32", want_gram=False, again=which.to(torch.int32), fit=fit)
+    again, shift = which.to(torch.int32), z.contiguous()
+    _, u, quad, _ = launch_gram_fwd(*inputs, compute="float32", want_gram=False, again=again, shift=shift)
     y = (u - z) @ inverse.mT
     better_M = quad + z.square().sum(-1) - y.square().sum(-1)
     return chol, inverse, _choose(which, z + y @ inverse, z), _choose(which, better_M, M), log_det, growth

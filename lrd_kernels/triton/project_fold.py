@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrd_kernels._policy import AUTO
 from lrd_kernels.triton import common, configs
 from lrd_kernels.triton.common import narrowed, operand, square
 from lrd_kernels.triton.joint_gram import mean_of
@@ -103,7 +104,7 @@ def project_fold_fwd(
     K = basis.shape[2]
     new = cov_factors.new_empty
     factor, folded = new(B, K, S).mT if rank_major else new(B, S, K), new(B, S)
-    compute = configs.compute_type(cov_factors.dtype, 0)
+    compute = configs.compute_type(cov_factors.dtype, AUTO)
     config = configs.choose("project_fold", cov_factors, K, compute)
     blocks = triton.cdiv(S, config.block_s)
     if B * blocks:

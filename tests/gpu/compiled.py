@@ -176,7 +176,7 @@ def prepare(
             launch_gram_fwd(*narrow, 0.01, compute=compute, again=again)
         launch_gram_fwd(*arguments, compute=compute)
         if compute == "float32" and one_tile(factor):
-            launch_gram_fwd(*arguments, compute=compute, want_gram=False, again=again, fit=z)
+            launch_gram_fwd(*arguments, compute=compute, want_gram=False, again=again, shift=z)
         # A joint Gram matrix is made in float64, or with precision "float32" on tensor cores where the table has them.
         on_cores = configs.choose("gram", factor, rank, "tf32x3").input_precision == "tf32x3"
         if compute != "float32" or not on_cores:

@@ -192,13 +192,16 @@ MUTATIONS = {
 def test_broken_kernels_are_caught(name, tmp_path):
     """The check itself: the very call that passes with the library's kernels must not pass with such a mistake."""
     file, right, wrong, kernels, fault = MUTATIONS[name]
-    for source in (ROOT / "csrc/cuda").glob("*.*h"):
-        (tmp_path / source.name).write_text(source.read_text())
-    text = (tmp_path / file).read_text()
+    folder = tmp_path / "cuda"
+    for own in ("core", "cuda"):
+        (tmp_path / own).mkdir()
+        for source in (*(ROOT / "csrc" / own).glob("*.h"), *(ROOT / "csrc" / own).glob("*.cuh")):
+            (tmp_path / own / source.name).write_text(source.read_text())
+    text = (folder / file).read_text()
     assert text.count(right) == 1
-    (tmp_path / file).write_text(text.replace(right, wrong))
-    (tmp_path / "broken.cu").write_text(f'#include "{file}"\n{kernels}\n')
-    ptx = cuda.compile(tmp_path / "broken.cu", arch="compute_75", options=["-std=c++20"])
+    (folder / file).write_text(text.replace(right, wrong))
+    (folder / "broken.cu").write_text(f'#include "{file}"\n{kernels}\n')
+    ptx = cuda.compile(folder / "broken.cu", arch="compute_75", options=["-std=c++20"])
     inputs = test_cuda_code.arguments(130, 7, 1, 1, 1, torch.float32, "row", False)
     test_cuda_code.run(inputs, precision=2)
     with pytest.raises(KernelFault, match=fault):

@@ -74,6 +74,37 @@ def test_fused_diagonal_is_the_same(backend, dtype):
     torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    [(torch.float64, 350.0), (torch.float32, 80.0), (torch.bfloat16, 80.0), (torch.float16, 11.0)],
+    ids=lambda x: str(x).removeprefix("torch."),
+)
+def test_fused_diagonal_has_the_limit_of_positive_diag(backend, dtype, limit):
+    value, mean, factor, _ = testing.make_inputs((), 12, 3, dtype=dtype)
+
+    def losses(raw):
+        """The loss, its gradient, and the diagonal."""
+        raw = torch.full((12,), raw, dtype=dtype, requires_grad=True)
+        loss = lrd.nll_loss(mean, raw, factor, value, backend=backend)
+        (gradient,) = torch.autograd.grad(loss, raw)
+        return loss.detach(), gradient, lrd.positive_diag(raw, 0.01).detach()
+
+    at, below, above = losses(limit), losses(limit - 0.5), losses(limit + 9)
+    for a, b in zip(at, above, strict=True):
+        assert torch.equal(a, b)
+    assert below[0] < at[0]
+    assert (at[1] > 0).all()
+
+
+def test_error_tells_the_diagonal_of_a_large_raw_one():
+    """exp(200) is a number of float64, and within the limit."""
+    value, mean, factor, _ = testing.make_inputs((), 10, 3, dtype=torch.float64)
+    factor[3, 1] = math.nan
+    with pytest.raises(lrd.NotPositiveDefiniteError, match=r"cov_factor\[3, 1\]") as caught:
+        lrd.nll_loss(mean, torch.full((10,), 200.0, dtype=torch.float64), factor, value)
+    assert caught.value.smallest_diag == pytest.approx(math.exp(200), rel=1e-12)
+
+
 def test_infinite_raw_diagonal_is_still_refused():
     value, mean, factor, _ = testing.make_inputs((), 10, 3, dtype=torch.float32)
     for bad in (math.inf, math.nan):

@@ -1,0 +1,65 @@
+"""The numerical policy: every constant that decides in which precision something is computed.
+
+`csrc/core/policy.h` has the same numbers for the native kernels, and a test compares the two. What only Python needs is
+at the end.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+# The `precision` argument of the ops. The last one is "auto", except that an item whose growth exceeds CHOLESKY_GROWTH
+# is reported as failed, so that the caller can compute it by QR (log_prob_fwd on the CPU).
+AUTO, FLOAT64, FLOAT32, DECLINING_AUTO = range(4)
+
+# ---- sums of float32 products ----
+
+FLUSH_ROWS = 128  # float32 partial sums are added to a float64 sum after at most this many rows
+FLOAT32_SUM_ERROR = 2.0**-22  # of such a sum, relative to sqrt(G_jj G_kk); it grows with FLUSH_ROWS
+FLOAT64_SUM_ERROR = 2.0**-50  # the same of sums in float64
+QUAD_ERROR = 2.0**-29  # of r^T w r, always summed in float64, relative to the sum error above
+INVERSE_ERROR = 2.0**-46  # rounding error of M computed with L^-1, relative to its terms
+TOLERANCE = 2.5e-7  # largest error of M, relative to M and to the log-density
+
+FLOAT32_RANK = 32  # from this rank on, the CPU tries float32 products
+# The largest growth for which L^-1 from float32 products is accurate enough. The growth is the factor by which an error
+# of the Gram sums is larger in L^-1 than it would be for orthogonal columns.
+FLOAT32_GROWTH = 8.0
+HIGH_LEVERAGE = 0.1  # rows of higher leverage h are computed in float64, because 1 - h cancels
+
+# ---- the Cholesky factorisation of the capacitance ----
+
+CHOLESKY_GROWTH = 1e10  # the largest growth for which it gives the log-density to 1e-7
+PIVOT_NUDGE = 2.0**-50  # times R and the diagonal entry: added to the diagonal when a pivot was rounded below zero
+FUSED_RANK = 128  # the largest rank that one launch factorises in shared memory
+BLOCKED_RANK = 1024  # the largest rank of the CUDA kernels; above, torch's routines are used
+
+# ---- the diagonal eps + exp(raw) ----
+
+EXP_LIMIT_FLOAT64 = 350.0
+EXP_LIMIT_FLOAT32 = 80.0
+EXP_LIMIT_BFLOAT16 = 80.0
+EXP_LIMIT_FLOAT16 = 11.0
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+def exp_limit(dtype: torch.dtype) -> float:
+    """The exponential is constant above this limit, by the dtype of `raw`: there it is finite in that dtype, and its
+    square in float64."""
+    if dtype == torch.float64:
+        return EXP_LIMIT_FLOAT64
+    if dtype == torch.float16:
+        return EXP_LIMIT_FLOAT16
+    return EXP_LIMIT_BFLOAT16 if dtype == torch.bfloat16 else EXP_LIMIT_FLOAT32
+
+
+# ---- in Python alone ----
+
+QR_GROWTH = 1e12  # what a factorisation by QR reports as its growth: too much for float32 products
+# Condition numbers of the capacitance, from which on:
+CHOLESKY_CONDITION = 1e14  # a float64 Cholesky factorisation no longer tells the condition
+GRADIENT_CONDITION = 1e11  # gradients lose digits even in float64
+FLOAT32_CONDITION = 1e6  # float32 arithmetic may fail
