@@ -1,9 +1,6 @@
 """Gaussians with low-rank-plus-diagonal covariance in very high dimensions, with fused kernels for PyTorch."""
 
 from lrd_kernels import kl  # registers the divergences
-from lrd_kernels._dispatch import backends, use_backend
-from lrd_kernels._load import release_memory
-from lrd_kernels._truncation import truncate
 from lrd_kernels._validate import NotPositiveDefiniteError
 from lrd_kernels.diagnostics import (
     Diagnosis,
@@ -28,7 +25,10 @@ from lrd_kernels.functional import (
 )
 from lrd_kernels.gradients import filter_gradients
 from lrd_kernels.joint import JointAccumulator, JointNormal, SemidefiniteNormal, joint, mixture_log_prob
+from lrd_kernels.ops.dispatch import backends, use_backend
+from lrd_kernels.ops.load import release_memory
 from lrd_kernels.swap import patch_torch
+from lrd_kernels.truncation import truncate
 
 __version__ = "0.1.0"
 

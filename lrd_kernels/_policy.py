@@ -13,6 +13,9 @@ import torch
 # The `precision` argument of the ops. The last one is "auto", except that an item whose growth exceeds CHOLESKY_GROWTH
 # is reported as failed, so that the caller can compute it by QR (log_prob_fwd on the CPU).
 AUTO, FLOAT64, FLOAT32, DECLINING_AUTO = range(4)
+QR = 4  # unknown to the ops: the factorisation takes place outside them
+OP_PRECISIONS = {"auto": AUTO, "float64": FLOAT64, "float32": FLOAT32}  # by the names that callers use
+PRECISIONS = {**OP_PRECISIONS, "qr": QR}
 
 # ---- sums of float32 products ----
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from lrd_kernels._policy import exp_limit
-from lrd_kernels._schemas import PRECISIONS, QR
+from lrd_kernels._policy import PRECISIONS, exp_limit
+from lrd_kernels.ops.dispatch import has_nan, may_inspect
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ON_FAILURE = ("raise", "nan")
@@ -31,14 +32,14 @@ class NotPositiveDefiniteError(torch.linalg.LinAlgError, ValueError):
         self.condition = condition
 
 
-def option(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def option(name: str, value: Any, allowed: Collection[str]) -> None:
     """A string argument that must be one of a few."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
 
 
 def options(precision: str, on_failure: str) -> None:
-    option("precision", precision, (*PRECISIONS, QR))
+    option("precision", precision, PRECISIONS)
     option("on_failure", on_failure, ON_FAILURE)
 
 
@@ -112,17 +113,6 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def may_inspect(result: Tensor) -> bool:
-    """Whether numbers may be looked at: in eager mode on the CPU. Elsewhere a look would sync, or break a graph."""
-    return (
-        __debug__
-        and not torch.compiler.is_compiling()
-        and result.device.type == "cpu"
-        and type(result) in (Tensor, torch.nn.Parameter)
-        and not torch._C._are_functorch_transforms_active()
-    )
-
-
 def check_result(
     result: Tensor,
     cov_factor: Tensor,
@@ -132,10 +122,7 @@ def check_result(
     **vectors: Tensor,
 ) -> None:
     """Raises when a result is NaN. Every bad number of the inputs shows there, so a good call costs one small look."""
-    if not may_inspect(result):
-        return
-    plain = result.detach()
-    if bool(plain.isnan().any()) if plain.numel() != 1 else plain.item() != plain.item():
+    if may_inspect(result) and has_nan(result.detach()):
         explain(cov_factor, cov_diag, mask, eps, **vectors)
 
 

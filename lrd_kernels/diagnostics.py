@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lrd_kernels import _capacitance, _validate, functional
-from lrd_kernels._eigen import Covariance, lanczos, power
+from lrd_kernels import _validate, functional
 from lrd_kernels._policy import CHOLESKY_CONDITION, FLOAT32_CONDITION, GRADIENT_CONDITION
+from lrd_kernels.linalg import capacitance
+from lrd_kernels.linalg.eigen import Covariance, lanczos, power
 
 __all__ = [
     "Diagnosis",
@@ -42,7 +43,7 @@ def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | Non
     bounds on lambda_1(Sigma) takes its place.
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
-    spectrum = _eigenvalues(_capacitance.gram(cov_factor, None, mask))
+    spectrum = _eigenvalues(capacitance.gram(cov_factor, None, mask))
     return _bounds(spectrum, _sortable(cov_diag, mask, torch.inf), _sortable(cov_diag, mask, -torch.inf))
 
 
@@ -51,7 +52,7 @@ def capacitance_condition(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor 
     """Condition number of the capacitance `I + P^T D^-1 P`, [...] in float64, from the singular values of its Cholesky
     factor. Beyond 1e14, where that factor ends, it is that of a QR decomposition."""
     _validate.gaussian(cov_factor, cov_diag, mask)
-    return _condition(_capacitance.gram(cov_factor, cov_diag, mask), cov_factor, cov_diag, mask)
+    return _condition(capacitance.gram(cov_factor, cov_diag, mask), cov_factor, cov_diag, mask)
 
 
 class ExtremeEigenvalues(NamedTuple):
@@ -139,8 +140,8 @@ def diagnose(cov_factor: Tensor, cov_diag: Tensor, eps: float | None = None) -> 
     if eps is not None:
         _validate.non_negative("eps", eps)
     bad = (~cov_factor.isfinite()).sum((-2, -1)) + (~(cov_diag.isfinite() & (cov_diag > 0))).sum(-1)
-    weighted = _capacitance.gram(cov_factor, cov_diag)
-    spectrum = _eigenvalues(_capacitance.gram(cov_factor))
+    weighted = capacitance.gram(cov_factor, cov_diag)
+    spectrum = _eigenvalues(capacitance.gram(cov_factor))
     lower, upper = _bounds(spectrum, cov_diag.double(), cov_diag.double())
     diag = cov_diag.double()
     S = diag.shape[-1]
@@ -196,10 +197,10 @@ def _condition(gram: Tensor, cov_factor: Tensor, cov_diag: Tensor, mask: Tensor 
     if gram.shape[-1] == 0:
         return torch.ones(gram.shape[:-2], dtype=gram.dtype, device=gram.device)
     good = gram.isfinite().all(-1).all(-1)
-    condition = _condition_of(_capacitance.cholesky(gram))
+    condition = _condition_of(capacitance.cholesky(gram))
     beyond = good & ~(condition < CHOLESKY_CONDITION)
     if bool(beyond.any()):
-        by_qr = _condition_of(_capacitance.cholesky_by_qr(cov_factor, cov_diag, mask))
+        by_qr = _condition_of(capacitance.cholesky_by_qr(cov_factor, cov_diag, mask))
         condition = torch.where(beyond, by_qr, condition)
     return condition
 

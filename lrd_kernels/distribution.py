@@ -10,10 +10,11 @@ from torch.distributions import Distribution
 from torch.distributions import LowRankMultivariateNormal as TorchLowRankMultivariateNormal
 from torch.distributions.utils import lazy_property
 
-from lrd_kernels import _validate, functional
-from lrd_kernels._forward import Factorisation
-from lrd_kernels._operations import Operations
+from lrd_kernels import functional
+from lrd_kernels._methods import Operations
 from lrd_kernels._policy import LOG_2PI
+from lrd_kernels.autograd.forward import Factorisation
+from lrd_kernels.ops import dispatch
 
 __all__ = ["LowRankMultivariateNormal"]
 
@@ -49,7 +50,7 @@ class LowRankMultivariateNormal(Operations, TorchLowRankMultivariateNormal):
         self._unbroadcasted_cov_diag = cov_diag
         Distribution.__init__(self, batch_shape, event_shape, validate_args=False)
         self._validate_args = Distribution._validate_args if validate_args is None else bool(validate_args)
-        if self._validate_args and _validate.may_inspect(cov_diag):
+        if self._validate_args and dispatch.may_inspect(cov_diag):
             _check_parameters(self, loc, cov_factor, cov_diag)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
@@ -123,11 +124,7 @@ def _terms(self: Any, vectors: dict[str, Tensor], **weights: float) -> Tensor:
         vectors,
         self._unbroadcasted_cov_factor,
         self._unbroadcasted_cov_diag,
-        mask=None,
-        eps=None,
-        precision="auto",
-        on_failure="raise" if self._validate_args else "nan",
-        backend=None,
+        functional.Options(on_failure="raise" if self._validate_args else "nan"),
         factorisation=_factorisation(self),
         **weights,
     )

@@ -22,15 +22,18 @@ Common arguments:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lrd_kernels import _autograd, _dispatch, _policy, _validate, reference
-from lrd_kernels._batch import Batch
-from lrd_kernels._forward import Factorisation, Terms
-from lrd_kernels._policy import LOG_2PI
-from lrd_kernels._schemas import PRECISIONS, QR
+from lrd_kernels import _validate, reference
+from lrd_kernels._policy import LOG_2PI, OP_PRECISIONS, PRECISIONS, QR, exp_limit
+from lrd_kernels.autograd.forward import Arguments, Factorisation, Terms
+from lrd_kernels.autograd.log_prob import weighted_terms
+from lrd_kernels.autograd.solve import CapacitanceCholesky, PrecisionDiag, Solve
+from lrd_kernels.ops import dispatch
+from lrd_kernels.ops.views import BatchViews
 
 TRANSFORMS = ("exp", "softplus")
 
@@ -48,6 +51,16 @@ __all__ = [
 ]
 
 
+class Options(NamedTuple):
+    """How a scalar is computed: see the common arguments above."""
+
+    mask: Tensor | None = None
+    precision: str = "auto"
+    on_failure: str = "raise"
+    backend: str | None = None
+    eps: float | None = None  # with it, the diagonal is raw, and `eps + exp(raw)` is taken inside the kernels
+
+
 def log_prob(
     value: Tensor,
     loc: Tensor,
@@ -61,8 +74,8 @@ def log_prob(
 ) -> Tensor:
     """Log-density of `value` [..., S] under the Gaussian with mean `loc` [..., S]: shape [...]."""
     vectors = {"value": value, "loc": loc}
-    options = (mask, None, precision, on_failure, backend)
-    return terms(vectors, cov_factor, cov_diag, *options, maha=-0.5, logdet=-0.5, per_output=-0.5 * LOG_2PI)
+    options = Options(mask, precision, on_failure, backend)
+    return terms(vectors, cov_factor, cov_diag, options, maha=-0.5, logdet=-0.5, per_output=-0.5 * LOG_2PI)
 
 
 def mahalanobis(
@@ -76,8 +89,8 @@ def mahalanobis(
     backend: str | None = None,
 ) -> Tensor:
     """The squared distance `diff^T Sigma^-1 diff` of `diff` [..., S]: shape [...]."""
-    options = (mask, None, precision, on_failure, backend)
-    return terms({"diff": diff}, cov_factor, cov_diag, *options, maha=1.0, logdet=0.0)
+    options = Options(mask, precision, on_failure, backend)
+    return terms({"diff": diff}, cov_factor, cov_diag, options, maha=1.0, logdet=0.0)
 
 
 def logdet(
@@ -90,8 +103,8 @@ def logdet(
     backend: str | None = None,
 ) -> Tensor:
     """Log-determinant of Sigma, of its unmasked part with a mask: shape [...]."""
-    options = (mask, None, precision, on_failure, backend)
-    return terms({}, cov_factor, cov_diag, *options, maha=0.0, logdet=1.0)
+    options = Options(mask, precision, on_failure, backend)
+    return terms({}, cov_factor, cov_diag, options, maha=0.0, logdet=1.0)
 
 
 def entropy(
@@ -104,8 +117,8 @@ def entropy(
     backend: str | None = None,
 ) -> Tensor:
     """Differential entropy in nats: shape [...]."""
-    options = (mask, None, precision, on_failure, backend)
-    return terms({}, cov_factor, cov_diag, *options, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI))
+    options = Options(mask, precision, on_failure, backend)
+    return terms({}, cov_factor, cov_diag, options, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI))
 
 
 def nll_loss(
@@ -137,8 +150,8 @@ def nll_loss(
     vectors = {"target": target, "mean": mean}
     fused = transform == "exp"
     diag = raw_diag if fused else positive_diag(raw_diag, floor, transform=transform)
-    options = (mask, floor if fused else None, precision, on_failure, backend)
-    result = terms(vectors, cov_factor, diag, *options, maha=0.5, logdet=0.5, per_output=0.5 * LOG_2PI)
+    options = Options(mask, precision, on_failure, backend, floor if fused else None)
+    result = terms(vectors, cov_factor, diag, options, maha=0.5, logdet=0.5, per_output=0.5 * LOG_2PI)
     result = result / (max(raw_diag.shape[-1], 1) if mask is None else mask.sum(-1).clamp(min=1))
     if reduction == "none":
         return result
@@ -165,7 +178,7 @@ def positive_diag(
     floor = _floor(0.0 if eps is None else eps, eps_std)
     if transform == "softplus":
         return floor + torch.nn.functional.softplus(raw)
-    return reference.positive_diag(raw, floor, _policy.exp_limit(raw.dtype))
+    return reference.positive_diag(raw, floor, exp_limit(raw.dtype))
 
 
 def capacitance_cholesky(
@@ -182,11 +195,11 @@ def capacitance_cholesky(
     NaN. Nothing is raised for such values.
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
-    _validate.option("precision", precision, PRECISIONS)
-    chosen = _dispatch.choose(backend, cov_factor.device.type)
+    _validate.option("precision", precision, OP_PRECISIONS)
+    chosen = dispatch.choose(backend, cov_factor.device.type)
     if chosen == "reference":
         return reference.capacitance_cholesky(cov_factor, cov_diag, mask=mask)
-    return _autograd.CapacitanceCholesky.apply(cov_factor, cov_diag, mask, PRECISIONS.index(precision), chosen)
+    return CapacitanceCholesky.apply(cov_factor, cov_diag, mask, OP_PRECISIONS[precision], chosen)
 
 
 def solve(
@@ -200,13 +213,13 @@ def solve(
 ) -> Tensor:
     """`Sigma^-1 rhs` for vectors `rhs` [..., S]: shape [..., S]."""
     _validate.gaussian(cov_factor, cov_diag, rhs=rhs)
-    _validate.option("precision", precision, PRECISIONS)
+    _validate.option("precision", precision, OP_PRECISIONS)
     _validate.option("on_failure", on_failure, _validate.ON_FAILURE)
-    chosen = _dispatch.choose(backend, cov_factor.device.type)
+    chosen = dispatch.choose(backend, cov_factor.device.type)
     if chosen == "reference":
         result = reference.solve(rhs, cov_factor, cov_diag)
     else:
-        result = _autograd.Solve.apply(rhs, cov_factor, cov_diag, PRECISIONS.index(precision), chosen)[0]
+        result = Solve.apply(rhs, cov_factor, cov_diag, OP_PRECISIONS[precision], chosen)[0]
     if on_failure == "raise":
         # One bad number makes a whole item NaN, so one entry of each tells.
         _validate.check_result(result[..., :1], cov_factor, cov_diag, None, rhs=rhs)
@@ -216,10 +229,10 @@ def solve(
 def matvec(vec: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
     """`Sigma vec` for vectors `vec` [..., S]: shape [..., S]."""
     _validate.gaussian(cov_factor, cov_diag, vec=vec)
-    batch = Batch(cov_factor, cov_diag, None, (vec,))
-    P = _multipliable(batch.factor(cov_factor))  # [F, S, R]
-    v = _multipliable(batch.rows(vec))  # [F, K N, S]
-    return cov_diag * vec + batch.from_rows((v @ P) @ P.mT).to(vec.dtype)
+    views = BatchViews(cov_factor, cov_diag, None, (vec,))
+    P = _multipliable(views.factor(cov_factor))  # [F, S, R]
+    v = _multipliable(views.rows(vec))  # [F, K N, S]
+    return cov_diag * vec + views.from_rows((v @ P) @ P.mT).to(vec.dtype)
 
 
 def rsample(
@@ -250,10 +263,10 @@ def rsample(
         loc, cov_factor, shape, generator, tuple(sample_shape) if antithetic else False, noise
     )
     # The factor is shared by all samples: bring them together as the rows of one product.
-    batch = Batch(cov_factor, cov_diag, None, (noise_diag,))
-    P = _multipliable(batch.factor(cov_factor))  # [F, S, R]
-    rows = _multipliable(batch.rows(noise_factor))  # [F, K N, R]
-    result = loc + batch.from_rows(rows @ P.mT).to(loc.dtype) + cov_diag.sqrt() * noise_diag
+    views = BatchViews(cov_factor, cov_diag, None, (noise_diag,))
+    P = _multipliable(views.factor(cov_factor))  # [F, S, R]
+    rows = _multipliable(views.rows(noise_factor))  # [F, K N, R]
+    result = loc + views.from_rows(rows @ P.mT).to(loc.dtype) + cov_diag.sqrt() * noise_diag
     return result if mask is None else torch.where(mask, result, loc)
 
 
@@ -283,21 +296,17 @@ def _noise(
 
 def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
     """Diagonal of `Sigma^-1`: shape [..., S]. Not public: KL divergences need it."""
-    chosen = _dispatch.choose(None, cov_factor.device.type)
+    chosen = dispatch.choose(None, cov_factor.device.type)
     if chosen == "reference":
         return reference.precision_diag(cov_factor, cov_diag)
-    return _autograd.PrecisionDiag.apply(cov_factor, cov_diag, chosen)
+    return PrecisionDiag.apply(cov_factor, cov_diag, chosen)
 
 
 def terms(
     vectors: dict[str, Tensor],
     cov_factor: Tensor,
     cov_diag: Tensor,
-    mask: Tensor | None,
-    eps: float | None,
-    precision: str,
-    on_failure: str,
-    backend: str | None,
+    options: Options,
     *,
     maha: float,
     logdet: float,
@@ -309,19 +318,26 @@ def terms(
     `vectors` holds what is scored, then its mean, each if there is one, under the names that errors should use. A
     distribution passes its `factorisation`, which outlives the call.
     """
+    mask, precision, on_failure, backend, eps = options
     _validate.gaussian(cov_factor, cov_diag, mask, **vectors)
     _validate.options(precision, on_failure)
     value, loc = (*vectors.values(), None, None)[:2]
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
-    # With more columns than outputs the S x S matrix is factorised instead, by torch's own products.
-    qr = precision == QR
-    chosen = _dispatch.choose(backend, cov_factor.device.type)
+    chosen = dispatch.choose(backend, cov_factor.device.type)
+    # With more columns than outputs the S x S matrix is factorised instead, with torch's own functions.
     if chosen == "reference" or reference.is_wide(cov_factor):
-        inputs = (value, loc, cov_factor, cov_diag)
-        result = reference.terms(*inputs, mask=mask, eps=eps, maha=maha, logdet=logdet, constant=constant, qr=qr)
+        result = reference.terms(
+            *(value, loc, cov_factor, cov_diag),
+            mask=mask,
+            eps=eps,
+            maha=maha,
+            logdet=logdet,
+            constant=constant,
+            qr=PRECISIONS[precision] == QR,
+        )
     else:
-        weights = Terms(maha, logdet, constant, eps, PRECISIONS.index("auto" if qr else precision), qr, chosen)
-        result = _autograd.log_prob(value, loc, cov_factor, cov_diag, mask, weights, factorisation)
+        wanted = Terms(maha, logdet, constant, eps, PRECISIONS[precision], chosen)
+        result = weighted_terms(Arguments(value, loc, cov_factor, cov_diag, mask), wanted, factorisation)
     if mask is not None and per_output != 0.0:
         result = result + (per_output * mask.sum(-1, dtype=torch.float64)).to(result.dtype)
     if on_failure == "raise":

@@ -1,32 +1,49 @@
-"""`python -m lrd_kernels.info`: what is installed, which backends serve and why not, and a short self-test."""
+"""`python -m lrd_kernels.info`: what is installed, which backends serve and why not, and a short self-test.
+
+With `--self-test` a longer one, on the device of your choice: accuracy, determinism and times beside torch's class, as a
+table and as one JSON file, to look at or to send back.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
-import lrd_kernels
-from lrd_kernels import _dispatch, _load, functional, reference, testing
+import lrd_kernels as lrd
+from lrd_kernels import functional, reference, testing
+from lrd_kernels.ops import dispatch, load
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# What a gradient in a dtype may be off by, as a share of its largest entry; results are never narrower than float32.
+GRADIENT_ERROR = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 1e-2, "float16": 2e-3}
+RESULT_ERROR = {"float32": 1e-6, "float64": 1e-12, "bfloat16": 1e-6, "float16": 1e-6}
+SHAPES = ((1, 1000, 7), (3, 513, 16), (2, 2000, 64), (1, 700, 130))  # batch, outputs, rank
+TIMED = ((8, 65536, 8), (1, 1048576, 8), (1, 262144, 64))
+NAMES = ("log_prob", "grad_value", "grad_loc", "grad_factor", "grad_diag")
 
 
 def report() -> list[str]:
     """Versions, backends, instruction sets and threads, a line each."""
     lines = [
-        f"lrd-kernels {lrd_kernels.__version__}",
+        f"lrd-kernels {lrd.__version__}",
         f"python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}",
         f"machine: {platform.machine()}, {torch.get_num_threads()} threads",
         "backends:",
     ]
-    for name, status in lrd_kernels.backends().items():
+    for name, status in lrd.backends().items():
         lines.append(f"  {name:<10} {'yes' if status.available else 'no '}  {status.detail}")
-    if isas := _load.available_isas():
-        lines.append(f"instruction sets here: {', '.join(isas)}; in use: {_load.cpu_isa()}")
+    if isas := load.available_isas():
+        lines.append(f"instruction sets here: {', '.join(isas)}; in use: {load.cpu_isa()}")
     return lines
 
 
@@ -40,7 +57,7 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def self_test(seconds: float = 5.0) -> list[str]:
+def short_test(seconds: float = 5.0) -> list[str]:
     """Values and gradients of every available backend beside the reference, for at most `seconds`. Lists failures."""
 
     def plain_log_prob(*inputs: torch.Tensor) -> torch.Tensor:
@@ -48,7 +65,7 @@ def self_test(seconds: float = 5.0) -> list[str]:
 
     failures = []
     start = time.monotonic()
-    names = [name for name, status in lrd_kernels.backends().items() if status.available and name != "reference"]
+    names = [name for name, status in lrd.backends().items() if status.available and name != "reference"]
     cases = [
         (name, dtype, layout, S, R)
         for S, R in ((64, 1), (1000, 8), (4097, 20), (333, 65))
@@ -60,7 +77,7 @@ def self_test(seconds: float = 5.0) -> list[str]:
         if time.monotonic() - start > seconds:
             break
         inputs = testing.make_inputs((2,), S, R, dtype=dtype, layout=layout)
-        own = [t.to(_dispatch.device_of(name)) for t in inputs]
+        own = [t.to(dispatch.device_of(name)) for t in inputs]
         actual = testing.value_and_grads(lambda *a, name=name: functional.log_prob(*a, backend=name), own)
         wide = [t.double() for t in inputs]
         truth = testing.value_and_grads(reference.log_prob, wide)
@@ -73,13 +90,139 @@ def self_test(seconds: float = 5.0) -> list[str]:
     return failures
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m lrd_kernels.info", description=__doc__)
-    parser.parse_args()
+def accuracy(device: torch.device, backend: str | None) -> list[dict[str, Any]]:
+    """log p and its gradients beside the reference in float64, in both layouts and four dtypes."""
+    rows = []
+    for name, dtype in DTYPES.items():
+        for layout in ("row", "rank"):
+            for B, S, R in SHAPES:
+                inputs = testing.make_inputs((B,), S, R, dtype=dtype, layout=layout)
+                exact = testing.value_and_grads(reference_log_prob, inputs)
+                moved = type(inputs)(*(t.to(device) for t in inputs))
+
+                def log_prob(*tensors: Tensor) -> Tensor:
+                    return lrd.log_prob(*tensors, backend=backend, on_failure="nan")
+
+                found = testing.value_and_grads(log_prob, moved)
+                errors = [
+                    testing.relative_error(a.cpu().double(), b.double()) for a, b in zip(found, exact, strict=True)
+                ]
+                limits = [RESULT_ERROR[name], *[GRADIENT_ERROR[name]] * 4]
+                rows.append(
+                    {
+                        "dtype": name,
+                        "layout": layout,
+                        "shape": [B, S, R],
+                        "errors": dict(zip(NAMES, errors, strict=True)),
+                        "ok": all(e <= limit for e, limit in zip(errors, limits, strict=True)),
+                    }
+                )
+    return rows
+
+
+def reference_log_prob(value: Tensor, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
+    wide = [t.double() for t in (value, loc, cov_factor, cov_diag)]
+    return lrd.log_prob(*wide, backend="reference")
+
+
+def times(device: torch.device, backend: str | None, repeats: int) -> list[dict[str, Any]]:
+    """Forward plus backward in milliseconds, the least of some, beside torch's class."""
+    rows = []
+    for B, S, R in TIMED:
+        inputs = [t.to(device).requires_grad_() for t in testing.make_inputs((B,), S, R, dtype=torch.float32)]
+
+        def ours(value: Tensor, loc: Tensor, factor: Tensor, diag: Tensor) -> Tensor:
+            return lrd.log_prob(value, loc, factor, diag, backend=backend, on_failure="nan")
+
+        def theirs(value: Tensor, loc: Tensor, factor: Tensor, diag: Tensor) -> Tensor:
+            model = torch.distributions.LowRankMultivariateNormal(loc, factor, diag, validate_args=False)
+            return model.log_prob(value)
+
+        rows.append(
+            {"shape": [B, S, R], "lrd_ms": _time(ours, inputs, repeats), "torch_ms": _time(theirs, inputs, repeats)}
+        )
+    return rows
+
+
+def _time(function: Callable[..., Tensor], inputs: list[Tensor], repeats: int) -> float:
+    least = float("inf")
+    for _ in range(repeats + 1):  # the first one compiles
+        _wait(inputs[0])
+        start = time.perf_counter()
+        torch.autograd.grad(function(*inputs).sum(), inputs)
+        _wait(inputs[0])
+        least = min(least, time.perf_counter() - start)
+    return 1e3 * least
+
+
+def _wait(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
+def deterministic(device: torch.device, backend: str | None) -> bool:
+    """Whether a second run gives the same bits."""
+    inputs = testing.make_inputs((2,), 5000, 33, dtype=torch.float32)
+    moved = type(inputs)(*(t.to(device) for t in inputs))
+
+    def log_prob(*tensors: Tensor) -> Tensor:
+        return lrd.log_prob(*tensors, backend=backend, on_failure="nan")
+
+    runs = [testing.value_and_grads(log_prob, moved) for _ in range(2)]
+    return all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def self_test(device: torch.device, backend: str | None, repeats: int, output: Path) -> int:
+    """Prints the table and writes the file. 0 if all is well."""
+    document: dict[str, Any] = {
+        "lrd_kernels": lrd.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "backends": {name: status._asdict() for name, status in lrd.backends().items()},
+        "backend": backend,
+        "accuracy": accuracy(device, backend),
+        "deterministic": deterministic(device, backend),
+        "times": times(device, backend, repeats) if repeats else [],
+    }
+    for row in document["accuracy"]:
+        shape = "x".join(map(str, row["shape"]))
+        worst = max(row["errors"].items(), key=lambda item: item[1])
+        print(
+            f"{row['dtype']:9} {row['layout']:5} {shape:12} {'ok' if row['ok'] else 'WRONG':6}{worst[0]} {worst[1]:.1e}"
+        )
+    print(f"same bits in a second run: {document['deterministic']}")
+    for row in document["times"]:
+        shape = "x".join(map(str, row["shape"]))
+        print(f"{shape:12} {row['lrd_ms']:9.3f} ms, torch's class {row['torch_ms']:9.3f} ms")
+    output.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"written to {output}")
+    return 0 if document["deterministic"] and all(row["ok"] for row in document["accuracy"]) else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m lrd_kernels.info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--self-test", action="store_true", help="the longer self-test, which the other options are for"
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)"
+    )
+    parser.add_argument("--backend", choices=sorted(lrd.backends()), help="(default: the device's own)")
+    parser.add_argument("--repeats", type=int, default=10, help="of each timing; 0 for none (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("lrd_selftest.json"), help="(default: %(default)s)")
+    options = parser.parse_args(argv)
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("torch finds no GPU here")
+    if options.self_test:
+        return self_test(torch.device(options.device), options.backend, options.repeats, options.output)
     print("\n".join(report()))
     start = time.monotonic()
-    failures = self_test()
-    if lrd_kernels.backends()["cpu"].available:
+    failures = short_test()
+    if lrd.backends()["cpu"].available:
         verdict = "passed" if not failures else f"FAILED in {len(failures)} places"
         print(f"self-test against the reference: {verdict} ({time.monotonic() - start:.1f} s)")
     else:

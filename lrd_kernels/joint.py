@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrd_kernels import _ops, _truncation, _validate, functional
-from lrd_kernels._stack import Stack
+from lrd_kernels import _validate, functional, truncation
 from lrd_kernels.distribution import LowRankMultivariateNormal
+from lrd_kernels.linalg.stack import Stack
+from lrd_kernels.ops.views import is_rank_major
 
 __all__ = ["JointAccumulator", "JointNormal", "SemidefiniteNormal", "joint", "mixture_log_prob"]
 
@@ -148,13 +149,21 @@ def _assemble(
 ) -> JointNormal:
     """The joint distribution and its parts: the factors of the columns are the aleatoric one, the vectors the other."""
     if rank is not None and not columns.requires_grad:
-        found = columns.truncate((diag, epistemic_diag), rank, parts)
+        gram, split = columns.basis_gram(rank), columns.split
+        pieces = [(columns, slice(None), diag + epistemic_diag)]
+        if parts:
+            pieces.append((columns.only_factors, slice(0, split), diag))
+            pieces.append((columns.only_vectors, slice(split, None), epistemic_diag))
+        found = [
+            piece.truncate(own_diag, rank, gram[..., own, own], rank_major=columns.rank_major)
+            for piece, own, own_diag in pieces
+        ]
     else:
         X = columns.dense()
         found = [(X, diag + epistemic_diag), (X[..., : columns.split], diag), (X[..., columns.split :], epistemic_diag)]
         found = found if parts else found[:1]
         if rank is not None:
-            found = [_truncation.truncate(factor, own, rank)[:2] for factor, own in found]
+            found = [truncation.truncate(factor, own, rank)[:2] for factor, own in found]
     made = None
     if parts:
         plain = LowRankMultivariateNormal(mean, *found[1], validate_args=validate_args)
@@ -292,7 +301,7 @@ class _Columns:
     def add(self, new: Tensor) -> None:
         room, count = self.owner.rank + self.owner.oversample, new.shape[-1]
         if self._memory is None:
-            rank_major = _ops.is_rank_major(new)
+            rank_major = is_rank_major(new)
             shape = (room, new.shape[-2]) if rank_major else (new.shape[-2], room)
             memory = new.new_empty(*new.shape[:-2], *shape)
             self._memory = memory.mT if rank_major else memory
@@ -302,7 +311,8 @@ class _Columns:
             return
         none = new.new_zeros(new.shape[:-1])
         both = Stack.of(none, self._memory[None, ..., : self._used], new.movedim(-1, 0))
-        ((kept, lost),) = both.truncate((none, none), self.owner.rank, parts=False)
+        rank = self.owner.rank
+        kept, lost = both.truncate(none, rank, both.basis_gram(rank), rank_major=both.rank_major)
         self._used = kept.shape[-1]
         self._memory[..., : self._used] = kept
         self.folded = lost.double() if self.folded is None else self.folded + lost.double()

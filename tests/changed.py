@@ -22,7 +22,7 @@ FOLDERS = {
     "csrc/cuda": ("tests/gpu/test_cuda_code.py", "tests/gpu/test_cuda_build.py"),
     "docs": ("tests/lrd_uq/test_docs.py",),
     "lrd_kernels": ("tests/kernels",),
-    "lrd_kernels/triton": (INTERPRETED, "tests/gpu/test_compiled_code.py"),
+    "lrd_kernels/ops/triton": (INTERPRETED, "tests/gpu/test_compiled_code.py"),
     "python/lrd_uq": ("tests/lrd_uq",),
     "CMakeLists.txt": ("tests/cpp", "tests/packaging"),
     "pyproject.toml": ("tests/packaging",),

@@ -28,4 +28,4 @@ def test_every_folder_and_test_is_there():
 
 
 def test_triton_kernels_run_in_the_interpreter_too():
-    assert changed.INTERPRETED in changed.chosen(["lrd_kernels/triton/gram.py"])
+    assert changed.INTERPRETED in changed.chosen(["lrd_kernels/ops/triton/gram.py"])

@@ -1,4 +1,4 @@
-"""Chooses the block sizes of the Triton kernels and writes them to lrd_kernels/triton/configs_table.py.
+"""Chooses the block sizes of the Triton kernels and writes them to lrd_kernels/ops/triton/configs_table.py.
 
 Without --time no GPU is needed: for each architecture, it takes the first candidate that compiles without spills in
 both layouts. With --time it runs all candidates without spills on the GPU of this machine and takes the fastest for its
@@ -19,7 +19,7 @@ import compiled
 import torch
 
 from benchmarks import commands
-from lrd_kernels.triton import configs, configs_table
+from lrd_kernels.ops.triton import configs, configs_table
 
 # (BLOCK_S, BLOCK_R, warps, stages, programs); the one expected to be fastest comes first.
 GRAM = {

@@ -1,4 +1,4 @@
-// The raw ops of this backend, by the schemas of lrd_kernels/_schemas.py, and the steps that they share.
+// The raw ops of this backend, by the schemas of lrd_kernels/ops/schemas.py, and the steps that they share.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lrd_kernels import _policy, _schemas
+from lrd_kernels import _policy
 
 core = pytest.importorskip("_core_testing", reason="built with -DLRD_TESTING=ON (make build)")
 ROOT = Path(__file__).parents[2]
 HEADER = (ROOT / "csrc/core/policy.h").read_text()
 # Of _policy, what C++ has no use for.
-PYTHON_ALONE = {"QR_GROWTH", "CHOLESKY_CONDITION", "GRADIENT_CONDITION", "FLOAT32_CONDITION"}
+PYTHON_ALONE = {"QR", "QR_GROWTH", "CHOLESKY_CONDITION", "GRADIENT_CONDITION", "FLOAT32_CONDITION"}
 PRECISIONS = {"automatic": "AUTO", "float64": "FLOAT64", "float32": "FLOAT32", "declining": "DECLINING_AUTO"}
 
 
@@ -44,8 +44,8 @@ def test_precisions():
     assert {PRECISIONS[name]: number for name, number in core.precisions().items()} == {
         name: getattr(_policy, name) for name in PRECISIONS.values()
     }
-    indices = [_schemas.PRECISIONS.index(name) for name in ("auto", "float64", "float32")]
-    assert indices == [_policy.AUTO, _policy.FLOAT64, _policy.FLOAT32]
+    assert _policy.OP_PRECISIONS == {"auto": _policy.AUTO, "float64": _policy.FLOAT64, "float32": _policy.FLOAT32}
+    assert _policy.QR not in core.precisions().values()
 
 
 def test_limits_of_the_exponential():
@@ -67,7 +67,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 @needs_triton
 def test_triton_judges_alike():
     """Random sums around the edge of the certificate, judged by the kernels' functions and by the Triton backend's."""
-    from lrd_kernels.triton.log_prob_fwd import _judge
+    from lrd_kernels.ops.triton.log_prob_fwd import _judge
 
     generator = torch.Generator().manual_seed(0)
     B, N, R, S = 500, 1, 3, 1000
@@ -93,7 +93,7 @@ def test_triton_judges_alike():
 @needs_triton
 def test_triton_flushes_as_often():
     """A block of rows of the Gram pass is what float32 sums before it goes to float64."""
-    from lrd_kernels.triton.configs_table import TABLE
+    from lrd_kernels.ops.triton.configs_table import TABLE
 
     blocks = [
         entry[0]

@@ -9,8 +9,10 @@ import torch
 from ptxemu.triton_driver import emulated_gpu
 from torch import Tensor
 
-from lrd_kernels import _ops, _schemas, testing, triton
-from lrd_kernels.triton import configs
+from lrd_kernels import testing
+from lrd_kernels._policy import OP_PRECISIONS
+from lrd_kernels.ops import registry, triton
+from lrd_kernels.ops.triton import configs
 
 # family of inputs, hardness, rank
 CASES = (
@@ -28,7 +30,7 @@ def errors(ops, inputs: testing.Inputs, precision: str) -> tuple[float, float]:
     """Of log p, and the largest of its gradients for mean, factor and diagonal, each by its own largest entry."""
     value, loc, factor, diag = inputs
     arguments = (factor[None], diag[None], value[None, None], loc[None, None], None, None)
-    index = _schemas.PRECISIONS.index(precision)
+    index = OP_PRECISIONS[precision]
     constant = -0.5 * len(diag) * float(np.log(2 * np.pi))
     result, *state = ops["log_prob_fwd"](*arguments, index, None, None, -0.5, -0.5, constant)
     needs = (True, True, True, False)
@@ -51,4 +53,4 @@ def emulated(inputs: testing.Inputs, precision: str, capability: int = 80) -> tu
 
 
 def on_cpu(inputs: testing.Inputs, precision: str) -> tuple[float, float]:
-    return errors(_ops.OPS["cpu"]._asdict(), inputs, precision)
+    return errors(registry.OPS["cpu"]._asdict(), inputs, precision)

@@ -17,11 +17,11 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver as active_driver
 
-import lrd_kernels.triton
+import lrd_kernels.ops.triton
 from lrd_kernels import testing
-from lrd_kernels.triton import configs
-from lrd_kernels.triton.configs_table import TABLE
-from lrd_kernels.triton.gram import launch_gram_fwd, one_tile
+from lrd_kernels.ops.triton import configs
+from lrd_kernels.ops.triton.configs_table import TABLE
+from lrd_kernels.ops.triton.gram import launch_gram_fwd, one_tile
 
 NVIDIA = (75, 80, 86, 89, 90, 100, 120)
 AMD = ("gfx90a", "gfx942")
@@ -168,7 +168,7 @@ def prepare(
     arguments = (factor, inputs.cov_diag, value, inputs.loc[:, None], mask, 0.01)
     narrow = [t.float() if t.is_floating_point() else t for t in arguments[:5]]
     stack = (factor[:, None], value, 0.5, 0.5, True)
-    ops = lrd_kernels.triton.OPS
+    ops = lrd_kernels.ops.triton.OPS
     precision = {"float32": 0, "float64": 1, "tf32x3": 2}[compute]
 
     def gram() -> None:

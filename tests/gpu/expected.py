@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lrd_kernels import reference, testing
-from lrd_kernels._stack import Stack
+from lrd_kernels.linalg.stack import Stack
 from lrd_kernels.testing import relative_error
 
 # Rounding of a result, and of sums in float32 that were certified.

@@ -5,7 +5,7 @@ import pytest
 from ptxemu.triton_driver import emulated_gpu
 
 from benchmarks.gpu import choose
-from lrd_kernels.triton import configs, configs_table
+from lrd_kernels.ops.triton import configs, configs_table
 
 RANKS = {("gram", c): list(choose.GRAM) for c in choose.COMPUTES} | {("gram", "tf32x3"): [32, 64]}
 

@@ -9,7 +9,8 @@ from expected import ROUNDING, SLOW_STACKS, STACKS, StackCase, wanted
 from ptxemu import KernelFault
 from ptxemu.triton_driver import emulated_gpu
 
-from lrd_kernels import testing, triton
+from lrd_kernels import testing
+from lrd_kernels.ops import triton
 from lrd_kernels.testing import relative_error
 
 OPS = triton.OPS
@@ -36,7 +37,7 @@ SLOW = [
 @pytest.fixture(autouse=True)
 def _table_of_a_gpu(monkeypatch):
     """The block sizes that a GPU would get."""
-    monkeypatch.setattr("lrd_kernels.triton.configs.architecture", lambda device: "sm_80")
+    monkeypatch.setattr("lrd_kernels.ops.triton.configs.architecture", lambda device: "sm_80")
 
 
 def arguments(S, R, B, N, dtype, layout, masked):
@@ -160,7 +161,9 @@ def test_broken_kernels_are_caught(name, tmp_path, monkeypatch):
     assert source.count(right) == 1
     broken = load(tmp_path / f"broken_{module}.py", source.replace(right, wrong))
     if module == "gram":
-        monkeypatch.setattr(sys.modules["lrd_kernels.triton.log_prob_fwd"], "launch_gram_fwd", broken.launch_gram_fwd)
+        monkeypatch.setattr(
+            sys.modules["lrd_kernels.ops.triton.log_prob_fwd"], "launch_gram_fwd", broken.launch_gram_fwd
+        )
     else:
         monkeypatch.setitem(OPS, module, broken.log_prob_bwd)
     with pytest.raises((KernelFault, AssertionError)):

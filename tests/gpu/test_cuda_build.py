@@ -15,7 +15,7 @@ from cuda_resources import ARCHITECTURES, assemble, readable
 from emulated_cuda import emulated_gpu
 from ptxemu import KernelFault, cuda
 
-from lrd_kernels import _dispatch, _load
+from lrd_kernels.ops import dispatch, load
 
 if reason := emulated_cuda.why_not():
     pytest.skip(reason, allow_module_level=True)
@@ -211,24 +211,24 @@ def test_broken_kernels_are_caught(name, tmp_path):
 def test_the_triton_backend_takes_the_capacitance_kernel(monkeypatch):
     if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("Triton's compiler is not here")
-    import lrd_kernels.triton
-    from lrd_kernels.triton import capacitance
+    import lrd_kernels.ops.triton
+    from lrd_kernels.ops.triton import capacitance
 
     inputs = (torch.eye(5)[None], torch.ones(1, 2, 5), torch.ones(1, 2), torch.ones(1))
     inputs = tuple(t.double() for t in inputs)
-    plain = lrd_kernels.triton.OPS["capacitance_fwd"](*inputs)
+    plain = lrd_kernels.ops.triton.OPS["capacitance_fwd"](*inputs)
     monkeypatch.setattr(capacitance, "_serves", lambda gram: True)
     with emulated_gpu() as gpu:
-        found = lrd_kernels.triton.OPS["capacitance_fwd"](*inputs)
+        found = lrd_kernels.ops.triton.OPS["capacitance_fwd"](*inputs)
     assert len(gpu.launches) == 1
     for a, b in zip(found, plain, strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_serves_gpus_where_triton_does_not(monkeypatch):
-    monkeypatch.setattr(_dispatch, "_serves", lambda name, device: name == "cuda" and device == "cuda")
-    assert _dispatch.choose(None, "cuda") == "cuda"
-    assert _dispatch.choose(None, "cpu") == "reference"
+    monkeypatch.setattr(dispatch, "_serves", lambda name, device: name == "cuda" and device == "cuda")
+    assert dispatch.choose(None, "cuda") == "cuda"
+    assert dispatch.choose(None, "cpu") == "reference"
 
 
 @pytest.mark.parametrize(
@@ -240,10 +240,10 @@ def test_serves_gpus_where_triton_does_not(monkeypatch):
     ],
 )
 def test_says_what_it_needs_of_a_gpu(monkeypatch, present, capability, said):
-    monkeypatch.setattr(_load, "cuda_error", None)
+    monkeypatch.setattr(load, "cuda_error", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an old one")
-    status = _dispatch._cuda.__wrapped__()
+    status = dispatch._cuda.__wrapped__()
     assert status.available == (said is None)
     assert said is None or said in status.detail

@@ -7,7 +7,9 @@ import torch
 from emulated_cuda import LARGEST_SHARED, emulated_gpu
 from expected import ROUNDING, SLOW_STACKS, STACKS, StackCase, wanted
 
-from lrd_kernels import _dispatch, _ops, reference, testing
+from lrd_kernels import reference, testing
+from lrd_kernels.ops import dispatch, registry
+from lrd_kernels.ops.views import is_rank_major
 from lrd_kernels.testing import relative_error
 
 if reason := emulated_cuda.why_not():
@@ -78,7 +80,7 @@ def check(case, **options):
     for name, grad, right in zip(("factor", "diag", "loc"), results[1:], exact[1:], strict=False):
         assert grad.isfinite().all(), name
         assert relative_error(grad.double(), right) <= ROUNDING[dtype], name
-    assert _ops.is_rank_major(results[1]) == _ops.is_rank_major(inputs[0]) or case[1] == 1
+    assert is_rank_major(results[1]) == is_rank_major(inputs[0]) or case[1] == 1
     return inputs, results, gpu
 
 
@@ -130,7 +132,7 @@ def test_gram_sums():
     inputs = arguments(203, 8, 2, 1, 1, torch.float32, "row", False)
     with emulated_gpu():
         sums = OPS.gram_fwd(*inputs, 0)
-    for got, right in zip(sums, _ops.OPS["cpu"].gram_fwd(*inputs, 1), strict=True):
+    for got, right in zip(sums, registry.OPS["cpu"].gram_fwd(*inputs, 1), strict=True):
         assert relative_error(got, right) <= 1e-12
 
 
@@ -155,7 +157,7 @@ def check_capacitance(R, B, shared_limit):
         found = OPS.capacitance_fwd(*sums)
     fused = R <= 128 and (R < 127 or shared_limit == LARGEST_SHARED)
     assert (len(gpu.launches) == 1) == fused
-    for got, right in zip(found, _ops.OPS["cpu"].capacitance_fwd(*sums), strict=True):
+    for got, right in zip(found, registry.OPS["cpu"].capacitance_fwd(*sums), strict=True):
         assert relative_error(got, right) <= 1e-11
     assert found[0].equal(found[0].tril())
     assert found[1].equal(found[1].tril())
@@ -240,7 +242,7 @@ def check_stack(*case):
     columns.check_gram(gram, 1e-12)
     columns.check_gram(narrow, 2e-6)
     columns.check_projection(projected, folded)
-    assert _ops.is_rank_major(projected) == (layout == "rank")
+    assert is_rank_major(projected) == (layout == "rank")
 
 
 @pytest.mark.parametrize("case", STACKS, ids=name)
@@ -258,7 +260,7 @@ def test_the_public_functions_by_this_backend(monkeypatch):
     """From lrd.log_prob down to the emulated launch: what is passed on is what the ops take."""
     import contract
 
-    monkeypatch.setattr(_dispatch, "_serves", lambda backend, device: True)
+    monkeypatch.setattr(dispatch, "_serves", lambda backend, device: True)
     inputs = testing.make_inputs((2,), 33, 7)
     with emulated_gpu():
         for function in ("log_prob", "mahalanobis", "entropy", "solve"):

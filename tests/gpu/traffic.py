@@ -9,8 +9,9 @@ from unittest import mock
 import torch
 from ptxemu.triton_driver import emulated_gpu
 
-from lrd_kernels import testing, triton
-from lrd_kernels.triton import configs
+from lrd_kernels import testing
+from lrd_kernels.ops import triton
+from lrd_kernels.ops.triton import configs
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from torch.distributions import Independent, MultivariateNormal, Normal, kl_dive
 from torch.distributions import LowRankMultivariateNormal as Torchs
 
 import lrd_kernels as lrd
-from lrd_kernels import _ops, reference, testing
+from lrd_kernels import reference, testing
+from lrd_kernels.ops import load, registry
 
 # (loc, factor, diag) batches
 BATCHES = [((), (), ()), ((3,), (3,), (3,)), ((3,), (), ()), ((), (3,), (1,)), ((2, 1), (3,), ()), ((0,), (), ())]
@@ -224,17 +225,17 @@ class Counted:
 
     def __init__(self, monkeypatch):
         self.fresh, self.known = 0, 0
-        original = _ops.log_prob_fwd
+        original = registry.OPS["cpu"].log_prob_fwd
 
         def count(*args):
             self.fresh += args[7] is None
             self.known += args[7] is not None
             return original(*args)
 
-        monkeypatch.setitem(_ops.OPS, "cpu", _ops.OPS["cpu"]._replace(log_prob_fwd=count))
+        monkeypatch.setitem(registry.OPS, "cpu", registry.OPS["cpu"]._replace(log_prob_fwd=count))
 
 
-@pytest.mark.skipif(_ops.cpu_error is not None, reason=str(_ops.cpu_error))
+@pytest.mark.skipif(load.cpu_error is not None, reason=str(load.cpu_error))
 @pytest.mark.parametrize(("S", "R", "batch"), [(500, 6, ()), (3000, 40, (2,)), (18000, 35, ())])
 def test_one_factorisation_serves_all_calls(S, R, batch, monkeypatch):
     inputs = testing.make_inputs(batch, S, R, dtype=torch.float32, requires_grad=True)
@@ -259,7 +260,7 @@ def test_one_factorisation_serves_all_calls(S, R, batch, monkeypatch):
     assert (counted.fresh, counted.known) == (1 + 3 + 1, 3 + 2)
 
 
-@pytest.mark.skipif(_ops.cpu_error is not None, reason=str(_ops.cpu_error))
+@pytest.mark.skipif(load.cpu_error is not None, reason=str(load.cpu_error))
 def test_a_factorisation_ends_with_a_write_to_the_parameters(monkeypatch):
     value, loc, factor, diag = testing.make_inputs((), 50, 3, dtype=torch.float32)
     counted = Counted(monkeypatch)

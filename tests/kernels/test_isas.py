@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from lrd_kernels import _load
+from lrd_kernels.ops import load
 
 HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", _load.available_isas())
+@pytest.mark.parametrize("isa", load.available_isas())
 def test_contract(isa):
-    if isa == _load.cpu_isa():
+    if isa == load.cpu_isa():
         pytest.skip(f"{isa} is what the other tests run with")
     command = [sys.executable, "-m", "pytest", "-q", "-k", "not reference", "test_contract.py", "test_ops.py"]
     result = subprocess.run(

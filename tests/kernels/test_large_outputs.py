@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import lrd_kernels as lrd
-from lrd_kernels import _ops, testing
+from lrd_kernels import testing
+from lrd_kernels.ops import load
 
-pytestmark = [pytest.mark.alone, pytest.mark.skipif(_ops.cpu_error is not None, reason=str(_ops.cpu_error))]
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(load.cpu_error is not None, reason=str(load.cpu_error))]
 
 KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)  # before, malloc serves
 

@@ -55,7 +55,7 @@ def test_condition_refuses(model):
 
 
 def test_aggregate(model, monkeypatch):
-    monkeypatch.setattr("lrd_kernels._products.CHUNK_ELEMENTS", 50)
+    monkeypatch.setattr("lrd_kernels.linalg.products.CHUNK_ELEMENTS", 50)
     weights = torch.randn(3, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = model.aggregate(weights)
     torch.testing.assert_close(found.mean, (weights @ model.mean[..., None])[..., 0])
@@ -97,7 +97,7 @@ def test_modes(model):
 
 
 def test_whiten_and_back(model, monkeypatch):
-    monkeypatch.setattr("lrd_kernels._products.CHUNK_ELEMENTS", 50)  # several chunks
+    monkeypatch.setattr("lrd_kernels.linalg.products.CHUNK_ELEMENTS", 50)  # several chunks
     value = torch.randn(5, *model.batch_shape, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     noise = model.whiten(value)
     torch.testing.assert_close(model.unwhiten(noise), value)

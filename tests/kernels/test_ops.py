@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from lrd_kernels import _ops, _schemas, testing
+from lrd_kernels import testing
+from lrd_kernels.ops import load, registry, schemas
 
-pytestmark = pytest.mark.skipif(_ops.cpu_error is not None, reason=str(_ops.cpu_error))
+OPS = registry.OPS["cpu"]
+pytestmark = pytest.mark.skipif(load.cpu_error is not None, reason=str(load.cpu_error))
 
 
 def s_sized(layout="row", dtype=torch.float32, masked=False, eps=None, value=True, shared=1):
@@ -29,12 +31,12 @@ SAMPLES = [
 
 
 def backward_arguments(inputs, needs=(True, True, True, False)):
-    result, *saved = _ops.log_prob_fwd(*inputs, None, None, -0.5, -0.5, 0.0)
+    result, *saved = OPS.log_prob_fwd(*inputs, None, None, -0.5, -0.5, 0.0)
     return (*inputs, *saved, torch.rand_like(result), -0.5, -0.5, *needs)
 
 
 def known_arguments(inputs):
-    _, chol_inv, summary, *_ = _ops.log_prob_fwd(*inputs, None, None, 0.0, 0.0, 0.0)
+    _, chol_inv, summary, *_ = OPS.log_prob_fwd(*inputs, None, None, 0.0, 0.0, 0.0)
     return (*inputs, chol_inv, summary, 1.0, 0.5, -3.0)
 
 
@@ -52,10 +54,10 @@ def columns(stack):
 
 OP_SAMPLES = {
     "gram_fwd": SAMPLES,
-    "capacitance_fwd": [_ops.gram_fwd(*s) for s in SAMPLES] if _ops.cpu_error is None else [],
+    "capacitance_fwd": [OPS.gram_fwd(*s) for s in SAMPLES] if load.cpu_error is None else [],
     "log_prob_fwd": (
         [(*s, None, None, 1.0, 0.5, -3.0) for s in SAMPLES] + [known_arguments(s) for s in SAMPLES]
-        if _ops.cpu_error is None
+        if load.cpu_error is None
         else []
     ),
     "joint_gram_fwd": [(*stack, precision) for stack in STACKS for precision in (1, 2)],
@@ -70,18 +72,18 @@ OP_SAMPLES = {
             backward_arguments(SAMPLES[1], needs)
             for needs in ((True, False, False, False), (False, True, False, False), (False, False, True, True))
         ]
-        if _ops.cpu_error is None
+        if load.cpu_error is None
         else []
     ),
 }
 
 
 def test_every_op_has_samples():
-    assert set(OP_SAMPLES) == set(_schemas.SCHEMAS)
+    assert set(OP_SAMPLES) == set(schemas.SCHEMAS)
     assert all(OP_SAMPLES.values())
 
 
-@pytest.mark.parametrize("name", _schemas.SCHEMAS)
+@pytest.mark.parametrize("name", schemas.SCHEMAS)
 def test_opcheck(name):
     op = getattr(torch.ops.lrd, name).default
     for sample in OP_SAMPLES[name]:
@@ -98,14 +100,14 @@ def test_values(sample):
     keep = torch.ones_like(D, dtype=torch.bool) if mask is None else mask
     w = keep / D
     r = torch.zeros(D.shape[0], 0, D.shape[1]).double() if value is None else value.double() - loc.double()
-    gram, u, quad, log_diag = _ops.gram_fwd(*sample)
+    gram, u, quad, log_diag = OPS.gram_fwd(*sample)
     close = {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(gram, P.mT @ (P * w[..., None]), **close)
     torch.testing.assert_close(u, (r * w[:, None]) @ P, **close)
     torch.testing.assert_close(quad, (r.square() * w[:, None]).sum(-1), **close)
     torch.testing.assert_close(log_diag, (D.log() * keep).sum(-1), **close)
 
-    chol, chol_inv, z, maha, logdet, growth = _ops.capacitance_fwd(gram, u, quad, log_diag)
+    chol, chol_inv, z, maha, logdet, growth = OPS.capacitance_fwd(gram, u, quad, log_diag)
     C = torch.eye(P.shape[-1]).double() + gram
     torch.testing.assert_close(chol @ chol.mT, C, **close)
     torch.testing.assert_close(chol_inv @ chol, torch.eye(P.shape[-1]).double().expand_as(C), **close)
@@ -118,14 +120,14 @@ def test_values(sample):
     assert growth.isfinite().all()
 
     # both in one
-    result, *saved, value_info = _ops.log_prob_fwd(*sample, None, None, 2.0, 3.0, 5.0)
+    result, *saved, value_info = OPS.log_prob_fwd(*sample, None, None, 2.0, 3.0, 5.0)
     assert result.dtype == (torch.float64 if sample[0].dtype == torch.float64 else torch.float32)
     wanted = (0 if value is None else 2 * maha) + 3 * logdet[:, None] + 5
     torch.testing.assert_close(result.double(), wanted, rtol=1e-10 if result.dtype == torch.float64 else 1e-6, atol=0)
     for actual, separate in zip(saved, (chol_inv, torch.stack([growth, logdet], -1), z), strict=True):
         torch.testing.assert_close(actual, separate, **close)
     assert not value_info.any()
-    again, chol_inv, summary, z_again, value_info = _ops.log_prob_fwd(*sample, *saved[:2], 2.0, 3.0, 5.0)
+    again, chol_inv, summary, z_again, value_info = OPS.log_prob_fwd(*sample, *saved[:2], 2.0, 3.0, 5.0)
     torch.testing.assert_close(again, result, rtol=1e-10 if result.dtype == torch.float64 else 1e-6, atol=0)
     torch.testing.assert_close(z_again, z, **close)
     assert chol_inv.numel() == summary.numel() == value_info.any() == 0
@@ -148,7 +150,7 @@ def test_values(sample):
 def test_raw_ops_refuse_what_does_not_fit(change, message):
     """A raw op called past the Python checks answers with an error, not with a read astray."""
     with pytest.raises(RuntimeError, match=message):
-        _ops.gram_fwd(*change(SAMPLES[0]))
+        OPS.gram_fwd(*change(SAMPLES[0]))
 
 
 def test_raw_backward_refuses_what_does_not_fit():
@@ -157,4 +159,4 @@ def test_raw_backward_refuses_what_does_not_fit():
         wrong = list(good)
         wrong[position] = wrong[position][:1]
         with pytest.raises(RuntimeError, match="sizes"):
-            _ops.log_prob_bwd(*wrong)
+            OPS.log_prob_bwd(*wrong)

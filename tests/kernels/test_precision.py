@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import lrd_kernels as lrd
-from lrd_kernels import _ops, testing
+from lrd_kernels import testing
+from lrd_kernels.ops import load, registry
 
-pytestmark = pytest.mark.skipif(_ops.cpu_error is not None, reason=str(_ops.cpu_error))
+OPS = registry.OPS["cpu"]
+pytestmark = pytest.mark.skipif(load.cpu_error is not None, reason=str(load.cpu_error))
 
 SIZES = [(4000, 5), (4000, 20), (4096, 64), (60, 100), (37, 38)]
 
@@ -66,7 +68,7 @@ def forward(inputs, precision):
     value, loc, factor, diag = inputs
     index = ("auto", "float64", "float32").index(precision)
     arguments = (factor[None], diag[None], value[None, None], loc[None, None], None, None, index)
-    return _ops.log_prob_fwd(*arguments, None, None, -0.5, -0.5, 0.0)
+    return OPS.log_prob_fwd(*arguments, None, None, -0.5, -0.5, 0.0)
 
 
 def taken(inputs):

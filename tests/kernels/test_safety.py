@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import lrd_kernels as lrd
-from lrd_kernels import _qr, testing
+from lrd_kernels import testing
+from lrd_kernels.linalg import qr
 
 RAW = [-3e38, -1e4, -90.0, -1.0, 0.0, 3.0, 79.0, 81.0, 1e3, 3e38]
 
@@ -174,7 +175,7 @@ def test_qr_is_right_beyond_cholesky(hardness, layout):
 
 
 def test_qr_with_masks_values_and_shared_factors(monkeypatch):
-    monkeypatch.setattr(_qr, "CHUNK_ELEMENTS", 64)  # several chunks, the last one short
+    monkeypatch.setattr(qr, "CHUNK_ELEMENTS", 64)  # several chunks, the last one short
     factor = testing.make_inputs((2, 1), 33, 3).cov_factor
     diag, loc = testing.make_inputs((3,), 33, 3).cov_diag, testing.make_inputs((), 33, 3).loc
     value = testing.make_inputs((5, 1, 1), 33, 3).value

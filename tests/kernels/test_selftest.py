@@ -8,12 +8,12 @@ import sys
 import pytest
 
 import lrd_kernels as lrd
-from lrd_kernels import selftest
+from lrd_kernels import info
 
 
 def test_passes_and_writes_its_file(tmp_path, capsys):
     output = tmp_path / "selftest.json"
-    assert selftest.main(["--device", "cpu", "--repeats", "0", "--output", str(output)]) == 0
+    assert info.main(["--self-test", "--device", "cpu", "--repeats", "0", "--output", str(output)]) == 0
     document = json.loads(output.read_text())
     assert len(document["accuracy"]) == 32
     assert document["deterministic"]
@@ -24,7 +24,7 @@ def test_passes_and_writes_its_file(tmp_path, capsys):
 def test_passes_in_the_interpreter_of_triton(tmp_path):
     pytest.importorskip("triton")
     output = tmp_path / "selftest.json"
-    command = [sys.executable, "-m", "lrd_kernels.selftest", "--device", "cpu", "--backend", "triton"]
+    command = [sys.executable, "-m", "lrd_kernels.info", "--self-test", "--device", "cpu", "--backend", "triton"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     subprocess.run([*command, "--repeats", "0", "--output", output], check=True, env=environment)
     document = json.loads(output.read_text())
@@ -40,13 +40,13 @@ def test_notices_a_wrong_backend(tmp_path, monkeypatch, capsys):
         return result if backend == "reference" else result * 1.001
 
     monkeypatch.setattr(lrd, "log_prob", off)
-    assert selftest.main(["--device", "cpu", "--repeats", "0", "--output", str(tmp_path / "x.json")]) == 1
+    assert info.main(["--self-test", "--device", "cpu", "--repeats", "0", "--output", str(tmp_path / "x.json")]) == 1
     assert "WRONG" in capsys.readouterr().out
 
 
 def test_says_that_there_is_no_gpu(capsys):
-    if selftest.torch.cuda.is_available():
+    if info.torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(SystemExit):
-        selftest.main(["--device", "cuda"])
+        info.main(["--self-test", "--device", "cuda"])
     assert "no GPU" in capsys.readouterr().err

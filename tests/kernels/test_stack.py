@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lrd_kernels import testing
-from lrd_kernels._stack import Stack
+from lrd_kernels.linalg.stack import Stack
 from lrd_kernels.testing import relative_error
 
 DTYPES = {torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 1e-2, torch.float16: 2e-3}

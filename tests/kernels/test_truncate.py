@@ -118,7 +118,7 @@ def test_gradients_stay_finite_for_equal_singular_values():
 
 
 def test_chunked_backward(monkeypatch):
-    from lrd_kernels import _products
+    from lrd_kernels.linalg import products
 
     factor, diag = covariance(37, 5, (2,))
 
@@ -128,7 +128,7 @@ def test_chunked_backward(monkeypatch):
         return torch.autograd.grad((kept @ kept.mT).square().sum() + folded.log().sum(), leaves)
 
     whole = gradients()
-    monkeypatch.setattr(_products, "CHUNK_ELEMENTS", 40)
+    monkeypatch.setattr(products, "CHUNK_ELEMENTS", 40)
     for a, b in zip(gradients(), whole, strict=True):
         torch.testing.assert_close(a, b)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lrd_kernels
-from lrd_kernels import _load
+from lrd_kernels.ops import load
 
 PACKAGE = Path(lrd_kernels.__file__).parent
 BUILT_SETS = re.findall(r"^\s*add_isa\((\w+)", (Path(__file__).parents[2] / "CMakeLists.txt").read_text(), re.MULTILINE)
@@ -102,7 +102,7 @@ def test_unknown_instruction_set_leaves_the_reference(run_python):
 @pytest.mark.parametrize("isa", BUILT_SETS)
 def test_every_instruction_set_serves_or_declines(run_python, isa):
     report = run_python("-m", "lrd_kernels.info", LRD_CPU_ISA=isa).stdout
-    if isa in _load.available_isas():
+    if isa in load.available_isas():
         assert f"in use: {isa}\n" in report
         assert "self-test against the reference: passed" in report
     else:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lrd_kernels import _dispatch, _ops, _qr, reference
-from lrd_kernels._batch import Batch
-from lrd_kernels._schemas import PRECISIONS
+from lrd_kernels import reference
+from lrd_kernels._policy import OP_PRECISIONS
+from lrd_kernels.linalg import qr
+from lrd_kernels.ops import dispatch, registry
+from lrd_kernels.ops.views import BatchViews
 
 
 def gram(
@@ -22,16 +24,16 @@ def gram(
     narrower inputs are taken in it, and their sums flushed to float64 with every block of rows."""
     if cov_diag is None:
         cov_diag = cov_factor.new_ones(()).expand(cov_factor.shape[:-1])
-    chosen = _dispatch.choose(backend, cov_factor.device.type)
+    chosen = dispatch.choose(backend, cov_factor.device.type)
     if chosen == "reference":
         return reference.gram(cov_factor, cov_diag, mask=mask)
-    batch = Batch(cov_factor, cov_diag, mask, ())
-    inputs = (batch.factor(cov_factor), batch.gaussians(cov_diag), None, None)
-    sums, _, _, log_diag = _ops.OPS[chosen].gram_fwd(
-        *inputs, None if mask is None else batch.gaussians(mask), None, PRECISIONS.index(precision)
+    views = BatchViews(cov_factor, cov_diag, mask, ())
+    inputs = (views.factor(cov_factor), views.gaussians(cov_diag), None, None)
+    sums, _, _, log_diag = registry.OPS[chosen].gram_fwd(
+        *inputs, None if mask is None else views.gaussians(mask), None, OP_PRECISIONS[precision]
     )
     bad = ~(log_diag.isfinite() & sums.isfinite().all(-1).all(-1))
-    return batch.from_gaussians(sums.masked_fill(bad[:, None, None], torch.nan))
+    return views.from_gaussians(sums.masked_fill(bad[:, None, None], torch.nan))
 
 
 def eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,9 +57,9 @@ def cholesky(gram: Tensor) -> Tensor:
 
 def cholesky_by_qr(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = None) -> Tensor:
     """The same lower factor by QR, good where a Cholesky ends, at a condition near 1e15."""
-    batch = Batch(cov_factor, cov_diag, mask, ())
-    inputs = (batch.factor(cov_factor), batch.gaussians(cov_diag), None)
-    inverse, summary, *_ = _qr.factorise(*inputs, None if mask is None else batch.gaussians(mask))
+    views = BatchViews(cov_factor, cov_diag, mask, ())
+    inputs = (views.factor(cov_factor), views.gaussians(cov_diag), None)
+    inverse, summary, *_ = qr.factorise(*inputs, None if mask is None else views.gaussians(mask))
     eye = torch.eye(inverse.shape[-1], dtype=inverse.dtype, device=inverse.device)
     chol = torch.linalg.solve_triangular(inverse, eye, upper=False)
-    return batch.from_gaussians(chol.masked_fill(summary[:, 0].isinf()[:, None, None], torch.nan))
+    return views.from_gaussians(chol.masked_fill(summary[:, 0].isinf()[:, None, None], torch.nan))

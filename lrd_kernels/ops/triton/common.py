@@ -110,11 +110,6 @@ def as_bytes(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.view(torch.uint8)
 
 
-def is_rank_major(factor: Tensor) -> bool:
-    """Whether S, not R, is the contiguous dimension of [..., S, R]."""
-    return factor.stride(-1) != 1 and factor.stride(-2) == 1
-
-
 def add_slots(gram: Tensor) -> Tensor:
     """[B, splits, K, K], of which the tiles above the diagonal hold anything -> their sums, symmetric, [B, K, K]."""
     lower = gram.sum(1).tril()

@@ -8,19 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lrd_kernels import _load, _schemas
-
-__all__ = [
-    "OPS",
-    "Ops",
-    "capacitance_fwd",
-    "gram_fwd",
-    "is_rank_major",
-    "joint_gram_fwd",
-    "log_prob_bwd",
-    "log_prob_fwd",
-    "project_fold_fwd",
-]
+from lrd_kernels.ops import schemas
+from lrd_kernels.ops.views import is_rank_major
 
 
 class Ops(NamedTuple):
@@ -34,9 +23,47 @@ class Ops(NamedTuple):
     log_prob_bwd: Any
 
 
+class OpInputs(NamedTuple):
+    """The leading arguments of the S-sized ops, in the shapes of `schemas`."""
+
+    cov_factor: Tensor  # [F, S, R]
+    cov_diag: Tensor  # [B, S]
+    value: Tensor | None  # [B, N, S]
+    loc: Tensor | None  # [B, N, S]
+    mask: Tensor | None  # [B, S]
+    eps: float | None
+    precision: int
+
+
+class Forward(NamedTuple):
+    """What `log_prob_fwd` gives."""
+
+    result: Tensor  # [B, max(N, 1)]
+    chol_inv: Tensor  # L^-1 [B, R, R]
+    summary: Tensor  # growth and log det Sigma, [B, 2]
+    z: Tensor  # [B, N, R]
+    value_info: Tensor  # [B, N]
+
+    @property
+    def growth(self) -> Tensor:
+        """[B], infinite where the covariance failed"""
+        return self.summary[:, 0]
+
+
+class Capacitance(NamedTuple):
+    """What `capacitance_fwd` gives."""
+
+    chol: Tensor  # L [B, R, R]
+    chol_inv: Tensor  # L^-1 [B, R, R]
+    z: Tensor  # [B, N, R]
+    maha: Tensor  # [B, N]
+    logdet: Tensor  # [B]
+    growth: Tensor  # [B]
+
+
 def _define(namespace: str) -> torch.library.Library:
     library = torch.library.Library(namespace, "DEF")
-    for name, schema in _schemas.SCHEMAS.items():
+    for name, schema in schemas.SCHEMAS.items():
         library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
     return library
 
@@ -45,7 +72,7 @@ def _late(name: str) -> Callable[..., Any]:
     """An op of the Triton backend, whose package is imported by the first call."""
 
     def call(*arguments: Any) -> Any:
-        from lrd_kernels import triton
+        from lrd_kernels.ops import triton
 
         return triton.OPS[name](*arguments)
 
@@ -53,18 +80,15 @@ def _late(name: str) -> Callable[..., Any]:
 
 
 # The compiled libraries register the kernels of the CPU and of the CUDA namespace.
-_libraries = {namespace: _define(namespace) for namespace in _schemas.NAMESPACES.values()}
-for _name in _schemas.SCHEMAS:
+_libraries = {namespace: _define(namespace) for namespace in schemas.NAMESPACES.values()}
+for _name in schemas.SCHEMAS:
     for _device in ("CPU", "CUDA"):  # on CPU tensors: Triton's interpreter
-        _libraries[_schemas.NAMESPACES["triton"]].impl(_name, _late(_name), _device)
+        _libraries[schemas.NAMESPACES["triton"]].impl(_name, _late(_name), _device)
 
 OPS = {
     backend: Ops(*(getattr(getattr(torch.ops, namespace), name).default for name in Ops._fields))
-    for backend, namespace in _schemas.NAMESPACES.items()
+    for backend, namespace in schemas.NAMESPACES.items()
 }
-gram_fwd, capacitance_fwd, log_prob_fwd, joint_gram_fwd, project_fold_fwd, log_prob_bwd = OPS["cpu"]
-
-cpu_error = _load.cpu_error
 
 
 def _fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -76,11 +100,6 @@ def _fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return function
 
     return register
-
-
-def is_rank_major(cov_factor: Tensor) -> bool:
-    """Whether S, not R, is the contiguous dimension; the gradient of the factor is laid out the same way."""
-    return cov_factor.stride(-1) != 1 and cov_factor.stride(-2) == 1
 
 
 @_fake("gram_fwd")

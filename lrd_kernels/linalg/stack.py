@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lrd_kernels import _capacitance, _dispatch, _ops, reference
-from lrd_kernels._schemas import PRECISIONS
+from lrd_kernels import reference
+from lrd_kernels._policy import OP_PRECISIONS
+from lrd_kernels.linalg import capacitance
+from lrd_kernels.ops import dispatch, registry
+from lrd_kernels.ops.views import is_rank_major
 
 
 @dataclass(frozen=True)
@@ -74,40 +77,39 @@ class Stack:
 
     def gram(self, *, precision: str = "float64", backend: str | None = None) -> Tensor:
         """`X^T X` of the columns X, in float64: [..., T R + V, T R + V]."""
-        chosen = _dispatch.choose(backend, self.factors.device.type)
+        chosen = dispatch.choose(backend, self.factors.device.type)
         if chosen == "reference":
             X = self.dense()
             return reference.gram(X, X.new_ones(()).expand(X.shape[:-1]))
-        gram = _ops.OPS[chosen].joint_gram_fwd(*self._inputs(), PRECISIONS.index(precision))
+        gram = registry.OPS[chosen].joint_gram_fwd(*self._inputs(), OP_PRECISIONS[precision])
         return gram.reshape(*self.shape[:-1], *gram.shape[1:])
 
     def project_fold(
         self, diag: Tensor, basis: Tensor, fold: bool, *, rank_major: bool, backend: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """`X Q` for a basis Q [..., T R + V, K], and the diagonal [..., S], folded with what that leaves out."""
-        chosen = _dispatch.choose(backend, self.factors.device.type)
+        chosen = dispatch.choose(backend, self.factors.device.type)
         if chosen == "reference":
             return reference.project_fold(self.dense(), diag.expand(self.shape), basis, fold)
         flat_diag = diag.expand(self.shape).reshape(self._items, self.shape[-1])
         flat_basis = basis.reshape(self._items, *basis.shape[-2:]).contiguous()
-        factor, folded = _ops.OPS[chosen].project_fold_fwd(*self._inputs(), flat_diag, flat_basis, fold, rank_major)
+        factor, folded = registry.OPS[chosen].project_fold_fwd(*self._inputs(), flat_diag, flat_basis, fold, rank_major)
         return factor.reshape(*self.shape, factor.shape[-1]), folded.reshape(self.shape)
 
-    def truncate(self, diags: tuple[Tensor, Tensor], rank: int, parts: bool) -> list[tuple[Tensor, Tensor]]:
-        """Factor and folded diagonal of at most `rank` columns for the whole, and with `parts` for the factors and for
-        the vectors, the two having diagonals `diags` [..., S] of their own."""
-        rank_major = _ops.is_rank_major(self.factors if self.split else self.vectors.movedim(0, -1))
-        # A slightly other basis loses next to nothing where columns are dropped; where all stay, every digit counts.
-        gram = self.gram(precision="float32" if rank < self.columns else "float64")
-        wanted = [(self, slice(None), diags[0] + diags[1])]
-        if parts:
-            wanted.append((self.only_factors, slice(0, self.split), diags[0]))
-            wanted.append((self.only_vectors, slice(self.split, None), diags[1]))
-        results = []
-        for part, own, diag in wanted:
-            basis = _capacitance.eigenvectors(gram[..., own, own])[1][..., :rank]
-            results.append(part.project_fold(diag, basis, True, rank_major=rank_major))
-        return results
+    def basis_gram(self, rank: int, *, backend: str | None = None) -> Tensor:
+        """The Gram matrix from whose eigenvectors `rank` columns are made: a slightly other basis loses next to nothing
+        where columns are dropped; where all stay, every digit counts."""
+        return self.gram(precision="float32" if 0 < rank < self.columns else "float64", backend=backend)
+
+    def truncate(self, diag: Tensor, rank: int, gram: Tensor, *, rank_major: bool) -> tuple[Tensor, Tensor]:
+        """The leading `rank` columns of these, by their Gram matrix, and the diagonal with the variance of the rest."""
+        basis = capacitance.eigenvectors(gram)[1][..., :rank]
+        return self.project_fold(diag, basis, True, rank_major=rank_major)
+
+    @property
+    def rank_major(self) -> bool:
+        """The layout of the factors, or of the vectors as columns where there are no factors."""
+        return is_rank_major(self.factors if self.split else self.vectors.movedim(0, -1))
 
     @property
     def _items(self) -> int:

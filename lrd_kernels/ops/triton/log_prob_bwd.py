@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lrd_kernels import _policy
-from lrd_kernels.triton import common, configs
-from lrd_kernels.triton.common import (
+from lrd_kernels.ops.triton import common, configs
+from lrd_kernels.ops.triton.common import (
     find_present,
     load_diag,
     load_rows,
@@ -24,6 +24,7 @@ from lrd_kernels.triton.common import (
     square,
     times,
 )
+from lrd_kernels.ops.views import is_rank_major
 
 FLOAT32_GROWTH = tl.constexpr(_policy.FLOAT32_GROWTH)
 HIGH_LEVERAGE = tl.constexpr(_policy.HIGH_LEVERAGE)  # of at most 10 R rows
@@ -214,7 +215,7 @@ def log_prob_bwd(
     F, S, R = cov_factor.shape
     B, N = z.shape[:2]
     new = cov_factor.new_empty
-    grad_factor = (new(F, R, S).mT if common.is_rank_major(cov_factor) else new(F, S, R)) if need_factor else new(0)
+    grad_factor = (new(F, R, S).mT if is_rank_major(cov_factor) else new(F, S, R)) if need_factor else new(0)
     grad_diag = new(B, S) if need_diag else new(0)
     grad_loc = new(B, 1 if sum_loc else N, S) if need_loc else new(0)
     mask = common.as_bytes(mask)

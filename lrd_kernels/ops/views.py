@@ -18,7 +18,7 @@ from torch import Tensor
 Shape = tuple[int, ...]
 
 
-class Batch:
+class BatchViews:
     """How one call's batch dimensions map to F, K and N."""
 
     def __init__(self, cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, vectors: Sequence[Tensor | None]):
@@ -131,3 +131,13 @@ class Batch:
 def _varies(batch: Sequence[int], n: int) -> list[bool]:
     """Along which of the n broadcast dimensions a batch has a size of its own (an empty one included)."""
     return [False] * (n - len(batch)) + [size != 1 for size in batch]
+
+
+def sum_to(grad: Tensor, like: Tensor) -> Tensor:
+    """A gradient summed over the batch dimensions along which its tensor was broadcast."""
+    return grad if grad.shape == like.shape else grad.sum_to_size(like.shape)
+
+
+def is_rank_major(cov_factor: Tensor) -> bool:
+    """Whether S, not R, is the contiguous dimension; the gradient of the factor is laid out the same way."""
+    return cov_factor.stride(-1) != 1 and cov_factor.stride(-2) == 1

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lrd_kernels._policy import AUTO, FLOAT64, exp_limit
-from lrd_kernels.triton import common, configs
-from lrd_kernels.triton.common import find_present, load_diag, load_rows, load_tile, operand, rounded, times
+from lrd_kernels.ops.triton import common, configs
+from lrd_kernels.ops.triton.common import find_present, load_diag, load_rows, load_tile, operand, rounded, times
 
 
 @triton.jit(do_not_specialize=["once"])

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lrd_kernels._policy import FLOAT32, FLOAT32_GROWTH, FLOAT32_SUM_ERROR, LOG_2PI, QUAD_ERROR, TOLERANCE
-from lrd_kernels.triton import configs
-from lrd_kernels.triton.capacitance import capacitance_fwd
-from lrd_kernels.triton.gram import launch_gram_fwd, one_tile
+from lrd_kernels.ops.triton import configs
+from lrd_kernels.ops.triton.capacitance import capacitance_fwd
+from lrd_kernels.ops.triton.gram import launch_gram_fwd, one_tile
 
 
 def log_prob_fwd(

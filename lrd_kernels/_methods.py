@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lrd_kernels import _capacitance, _products, _truncation, functional
+from lrd_kernels import functional, truncation
+from lrd_kernels.linalg import capacitance, products
 
 Index = int | slice | list[int] | Tensor
 
@@ -53,7 +54,7 @@ class Operations:
 
     def truncate(self, rank: int | None = None, *, energy: float | None = None, fold: bool = True) -> Any:
         """The same Gaussian with fewer columns, what they leave out folded into the diagonal: see `lrd.truncate`."""
-        kept, folded, _ = _truncation.truncate(*_parameters(self), rank, energy=energy, fold=fold)
+        kept, folded, _ = truncation.truncate(*_parameters(self), rank, energy=energy, fold=fold)
         return _like(self, self.loc, kept, folded)
 
     def marginal(self, index: Index) -> Any:
@@ -100,7 +101,7 @@ class Operations:
             weights = _region_weights(weights, reduction)
         weights = weights.reshape(-1, S).double()
         factor, diag = _parameters(self)
-        projected = _products.project(factor, weights)  # [..., K, R]
+        projected = products.project(factor, weights)  # [..., K, R]
         covariance = (weights * diag.double()[..., None, :]) @ weights.mT + projected @ projected.mT
         mean = (weights @ self.loc.double()[..., None])[..., 0]
         covariance = covariance.expand(*mean.shape, covariance.shape[-1])
@@ -119,7 +120,7 @@ class Operations:
 
     def modes(self, k: int | None = None) -> Modes:
         """The directions in which the outputs vary together most, k of them or all; for pictures."""
-        columns, _, singular = _truncation.truncate(*_parameters(self), k, fold=False)
+        columns, _, singular = truncation.truncate(*_parameters(self), k, fold=False)
         lengths = singular.to(columns.dtype)[..., None, :]
         return Modes(torch.where(lengths > 0, columns / lengths, 0), singular.to(columns.dtype))
 
@@ -234,12 +235,12 @@ def _symmetric_root(self: Any) -> tuple[Tensor, Tensor, Tensor]:
             "whiten and unwhiten have no gradients for the covariance: give a distribution of detached parameters, or"
             " use torch.no_grad()"
         )
-    values, vectors = _capacitance.eigenvectors(_capacitance.gram(factor, diag))
+    values, vectors = capacitance.eigenvectors(capacitance.gram(factor, diag))
     return diag.double().sqrt(), vectors, (1 + values.clamp(min=0)).sqrt()
 
 
 def _through(self: Any, vectors: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     """P V diag(scale) V^T P^T x for x [..., S]."""
     factor = _parameters(self)[0]
-    turned = _products.project(factor, x[..., None, :]) @ vectors  # [..., 1, R]
-    return _products.lift(factor, (turned * scale[..., None, :]) @ vectors.mT)[..., 0, :]
+    turned = products.project(factor, x[..., None, :]) @ vectors  # [..., 1, R]
+    return products.lift(factor, (turned * scale[..., None, :]) @ vectors.mT)[..., 0, :]

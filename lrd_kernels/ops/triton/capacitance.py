@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lrd_kernels import _load
 from lrd_kernels._policy import BLOCKED_RANK, PIVOT_NUDGE
+from lrd_kernels.ops import load
 
 
 def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> tuple[Tensor, ...]:
@@ -34,4 +34,4 @@ def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> 
 
 def _serves(gram: Tensor) -> bool:
     """Whether the CUDA kernel is there for this tensor."""
-    return gram.is_cuda and _load.cuda_error is None
+    return gram.is_cuda and load.cuda_error is None

@@ -2,14 +2,11 @@
 
 Sizes: `F` factors serve `B` Gaussians, `B / F` consecutive ones each (`F == B` unless factors are shared); `N` values
 are scored against each Gaussian; `S` outputs, `R` rank. `value - loc` is the difference `r`; `loc` may be absent.
-With `eps`, `cov_diag` is raw and `D = eps + exp(cov_diag)`. `precision` is AUTO, FLOAT64 or FLOAT32 of
-`_policy`, an index into `PRECISIONS`; log_prob_fwd on the CPU takes DECLINING_AUTO as well.
+With `eps`, `cov_diag` is raw and `D = eps + exp(cov_diag)`. `precision` is AUTO, FLOAT64 or FLOAT32 of `_policy`;
+log_prob_fwd on the CPU takes DECLINING_AUTO as well.
 """
 
 NAMESPACES = {"cpu": "lrd", "triton": "lrd_triton", "cuda": "lrd_cuda"}  # of torch.ops, by backend
-
-PRECISIONS = ("auto", "float64", "float32")  # of the ops
-QR = "qr"  # the fourth a caller may ask for: the factorisation is made outside, and given to the ops
 
 _INPUTS = "Tensor cov_factor, Tensor cov_diag, Tensor? value, Tensor? loc, Tensor? mask, float? eps, int precision"
 _STACK = "Tensor cov_factors, Tensor? vectors, float factor_scale, float vector_scale, bool centre"

@@ -7,10 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 from lrd_kernels._policy import AUTO
-from lrd_kernels.triton import common, configs
-from lrd_kernels.triton.common import narrowed, operand, square
-from lrd_kernels.triton.joint_gram import mean_of
-from lrd_kernels.triton.stack import load_stack
+from lrd_kernels.ops.triton import common, configs
+from lrd_kernels.ops.triton.common import narrowed, operand, square
+from lrd_kernels.ops.triton.joint_gram import mean_of
+from lrd_kernels.ops.triton.stack import load_stack
 
 
 @triton.jit(do_not_specialize=["once"])

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lrd_kernels.triton import common, configs
-from lrd_kernels.triton.common import operand
-from lrd_kernels.triton.stack import load_stack
+from lrd_kernels.ops.triton import common, configs
+from lrd_kernels.ops.triton.common import operand
+from lrd_kernels.ops.triton.stack import load_stack
 
 
 @triton.jit(do_not_specialize=["once"])

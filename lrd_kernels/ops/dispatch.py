@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import NamedTuple, NoReturn
 
 import torch
+from torch import Tensor
 
-from lrd_kernels import _load
+from lrd_kernels.ops import load
 
 BACKENDS = ("cpu", "triton", "cuda", "reference")
 LEAST_CAPABILITY = (7, 5)  # of a GPU, for the CUDA kernels
@@ -30,9 +31,9 @@ _forced: str | None = None
 def backends() -> dict[str, BackendStatus]:
     """Every backend by name: whether it is there, and why not."""
     cpu = (
-        BackendStatus(True, f"compiled kernels, instruction set {_load.cpu_isa()}")
-        if _load.cpu_error is None
-        else BackendStatus(False, _load.cpu_error)
+        BackendStatus(True, f"compiled kernels, instruction set {load.cpu_isa()}")
+        if load.cpu_error is None
+        else BackendStatus(False, load.cpu_error)
     )
     return {
         "cpu": cpu,
@@ -57,8 +58,8 @@ def _triton() -> BackendStatus:
 
 @functools.cache
 def _cuda() -> BackendStatus:
-    if _load.cuda_error is not None:
-        return BackendStatus(False, _load.cuda_error)
+    if load.cuda_error is not None:
+        return BackendStatus(False, load.cuda_error)
     if not torch.cuda.is_available():
         return BackendStatus(False, "CUDA kernels need a GPU that torch can use")
     if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
@@ -84,7 +85,7 @@ def _serves(name: str, device_type: str) -> bool:
     if name == "reference":
         return True
     if name == "cpu":
-        return device_type == "cpu" and _load.cpu_error is None
+        return device_type == "cpu" and load.cpu_error is None
     if name == "triton":
         return device_type == device_of(name) and _triton().available
     if name == "cuda":
@@ -116,6 +117,31 @@ def _decline(name: str, device_type: str) -> NoReturn:
 def _check_name(name: str | None) -> None:
     if name is not None and name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))} or None; got {name!r}")
+
+
+def transforms_active() -> bool:
+    """Whether a transform of torch.func is under way."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is torch's own and not something that only acts like one."""
+    return type(tensor) in (Tensor, torch.nn.Parameter)
+
+
+def may_inspect(tensor: Tensor) -> bool:
+    """Whether numbers may be looked at: in eager mode on the CPU. Elsewhere a look would sync, or break a graph."""
+    return (
+        not torch.compiler.is_compiling()
+        and tensor.device.type == "cpu"
+        and is_plain(tensor)
+        and not transforms_active()
+    )
+
+
+def has_nan(result: Tensor) -> bool:
+    """Looks at the numbers, a single one in the cheapest way."""
+    return result.item() != result.item() if result.numel() == 1 else bool(result.isnan().any())
 
 
 class use_backend:

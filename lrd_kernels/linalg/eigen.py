@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from lrd_kernels import _capacitance
+from lrd_kernels.linalg import capacitance
 
 CHUNK_ELEMENTS = 2**26  # of the factor that are held in float64 at a time, half a GB
 BASIS_ELEMENTS = 2**27  # that a Lanczos basis may take, 1 GB
@@ -47,7 +47,7 @@ class Covariance:
     def inverse(self, shift: float) -> Apply:
         """Multiplication by `(Sigma - shift I)^-1`, for a shift below the smallest diagonal entry."""
         D = self.D - shift
-        chol = _capacitance.cholesky_by_qr(self.P, D)
+        chol = capacitance.cholesky_by_qr(self.P, D)
 
         def apply(v: Tensor) -> Tensor:
             weighted = v / D

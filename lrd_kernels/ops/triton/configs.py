@@ -16,8 +16,8 @@ import triton
 from torch import Tensor
 
 from lrd_kernels._policy import FLOAT32, FLOAT64
-from lrd_kernels.triton import common
-from lrd_kernels.triton.configs_table import TABLE
+from lrd_kernels.ops.triton.configs_table import TABLE
+from lrd_kernels.ops.views import is_rank_major
 
 
 class Config(NamedTuple):
@@ -41,7 +41,7 @@ def compute_type(dtype: torch.dtype, precision: int) -> str:
 
 def choose(op: str, cov_factor: Tensor, columns: int, compute: str) -> Config:
     """For a factor [..., S, R] of which `columns` meet in a product."""
-    layout = "rank" if common.is_rank_major(cov_factor) else "row"
+    layout = "rank" if is_rank_major(cov_factor) else "row"
     return find(op, architecture(cov_factor.device), columns, compute, layout)
 
 

@@ -1,0 +1,1 @@
+"""Differentiable functions over the raw ops."""

@@ -1,0 +1,133 @@
+"""The forward pass in the terms of the raw ops: the op itself, or QR where a Cholesky factorisation is not enough."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lrd_kernels import _policy, reference
+from lrd_kernels.linalg import qr
+from lrd_kernels.ops import dispatch, registry
+from lrd_kernels.ops.registry import Forward, OpInputs
+from lrd_kernels.ops.views import BatchViews
+
+
+class Arguments(NamedTuple):
+    """The tensors of a call, with the caller's batch dimensions."""
+
+    value: Tensor | None  # [..., S]
+    loc: Tensor | None  # [..., S]
+    cov_factor: Tensor  # [..., S, R]
+    cov_diag: Tensor  # [..., S]
+    mask: Tensor | None  # [..., S]
+
+    def views(self) -> BatchViews:
+        return BatchViews(self.cov_factor, self.cov_diag, self.mask, (self.value, self.loc))
+
+
+class Terms(NamedTuple):
+    """What is computed: maha * M + logdet * log det + constant, and how."""
+
+    maha: float
+    logdet: float
+    constant: float = 0.0
+    eps: float | None = None
+    precision: int = _policy.AUTO
+    backend: str = "cpu"
+
+    @property
+    def op_precision(self) -> int:
+        """What the ops are told: QR takes place outside them."""
+        return _policy.AUTO if self.precision == _policy.QR else self.precision
+
+
+def op_inputs(views: BatchViews, arguments: Arguments, eps: float | None, precision: int) -> OpInputs:
+    """The leading arguments of the S-sized ops."""
+    value, loc, cov_factor, cov_diag, mask = arguments
+    return OpInputs(
+        views.factor(cov_factor),
+        views.gaussians(cov_diag),
+        None if value is None else views.values(value),
+        None if loc is None else views.values(loc),
+        None if mask is None else views.gaussians(mask),
+        eps,
+        precision,
+    )
+
+
+class Factorised(NamedTuple):
+    """What the calls of one distribution can share."""
+
+    chol_inv: Tensor  # L^-1 [B, R, R]
+    summary: Tensor  # growth and log det Sigma, [B, 2]
+
+
+def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Forward:
+    """The forward op, or the same by QR."""
+    if terms.precision != _policy.QR:
+        op, given = registry.OPS[terms.backend].log_prob_fwd, known or (None, None)
+        return Forward(*op(*inputs, *given, terms.maha, terms.logdet, terms.constant))
+    diag, value, loc = inputs.cov_diag, inputs.value, inputs.loc
+    if inputs.eps is not None:
+        diag = reference.positive_diag(diag.double(), inputs.eps, _policy.exp_limit(diag.dtype))
+    diff = value if value is None or loc is None else value.double() - loc.double()
+    chol_inv, summary, z, maha = qr.factorise(inputs.cov_factor, diag, diff, inputs.mask)
+    failed = summary[:, :1].isinf() | ~maha.isfinite()  # [B, N]
+    result = terms.logdet * summary[:, 1:] + terms.constant
+    if value is not None:
+        result = torch.where(failed, torch.nan, result + terms.maha * maha)
+    z = z.masked_fill(failed[..., None], 0)
+    result = result.to(reference.result_dtype(inputs.cov_factor.dtype))
+    return Forward(result, chol_inv, summary, z, failed.to(torch.int32))
+
+
+def redo_by_qr(inputs: OpInputs, forward: Forward, terms: Terms) -> None:
+    """Replaces the items whose covariance failed in the forward op. Items with bad numbers fail again."""
+    items = forward.growth.isinf().nonzero()[:, 0]
+    if len(items) == 0:  # a value has failed, no covariance
+        return
+    per_factor = forward.growth.shape[0] // inputs.cov_factor.shape[0]
+
+    def of_items(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[items]
+
+    chosen = inputs._replace(
+        cov_factor=inputs.cov_factor[items // per_factor],
+        cov_diag=inputs.cov_diag[items],
+        value=of_items(inputs.value),
+        loc=of_items(inputs.loc),
+        mask=of_items(inputs.mask),
+    )
+    again = log_prob_fwd(chosen, None, terms._replace(precision=_policy.QR))
+    for output, part in zip(forward, again, strict=True):
+        output[items] = part
+
+
+class Factorisation:
+    """What the calls of one distribution share, for as long as its parameters stay the same."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, ...] | None = None
+        self._known: Factorised | None = None
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Factorisation, ()  # a copy has other memory, and starts afresh
+
+    def recall(self, cov_factor: Tensor, cov_diag: Tensor) -> Factorised | None:
+        if self._known is None or self._key != _state_of(cov_factor, cov_diag):
+            return None
+        return self._known
+
+    def remember(self, cov_factor: Tensor, cov_diag: Tensor, known: Factorised) -> None:
+        self._key = _state_of(cov_factor, cov_diag)
+        self._known = None if self._key is None else known
+
+
+def _state_of(*tensors: Tensor) -> tuple[int, ...] | None:
+    """Changes when a tensor does. None where that cannot be told: writes to inference tensors are not counted, and
+    what only acts like a tensor may have no memory."""
+    if any(not dispatch.is_plain(t) or t.is_inference() for t in tensors):
+        return None
+    return tuple(number for t in tensors for number in (t.data_ptr(), t._version))

@@ -1,0 +1,252 @@
+"""The log-density family as a differentiable function: a weighted sum of the Mahalanobis term and the log-determinant.
+
+Its backward is one op. The functions take the caller's broadcastable shapes and map them inside (`ops.views`), which
+keeps their `vmap` rules short. Second derivatives go through the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from lrd_kernels import _policy, reference
+from lrd_kernels.autograd import vmap
+from lrd_kernels.autograd.forward import (
+    Arguments,
+    Factorisation,
+    Factorised,
+    Terms,
+    log_prob_fwd,
+    op_inputs,
+    redo_by_qr,
+)
+from lrd_kernels.ops import dispatch, registry
+from lrd_kernels.ops.views import BatchViews, sum_to
+
+Needs = tuple[bool, bool, bool, bool]  # which of (value, loc, cov_factor, cov_diag) want a gradient
+
+
+class Saved(NamedTuple):
+    """What the forward op leaves for the backward one."""
+
+    chol_inv: Tensor  # L^-1 [B, R, R]
+    summary: Tensor  # growth and log det Sigma, [B, 2]
+    z: Tensor  # [B, N, R]
+    value_info: Tensor  # [B, N]
+
+    def to_caller(self, views: BatchViews, value: Tensor | None) -> Saved:
+        """The same in the caller's batch dimensions. Without values, the last two are placeholders."""
+        if value is None:
+            z, value_info = self.z.new_empty(0), self.value_info.new_empty(0)
+        else:
+            z, value_info = views.from_values(self.z), views.from_values(self.value_info)
+        return Saved(views.from_gaussians(self.chol_inv), views.from_gaussians(self.summary), z, value_info)
+
+    def to_ops(self, views: BatchViews, value: Tensor | None, R: int) -> Saved:
+        """Back from the caller's batch dimensions."""
+        if value is None:
+            z, value_info = self.z.new_empty(views.B, 0, R), self.value_info.new_empty(views.B, 0)
+        else:
+            z, value_info = views.values(self.z).contiguous(), views.values(self.value_info, 0).contiguous()
+        chol_inv, summary = views.gaussians(self.chol_inv, 2), views.gaussians(self.summary)
+        return Saved(chol_inv.contiguous(), summary.contiguous(), z, value_info)
+
+
+class LogProb(Function):
+    """(value, loc, cov_factor, cov_diag, mask, terms) -> (result, L^-1, summary, z, value_info).
+
+    All but the first output are for the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        value: Tensor | None,
+        loc: Tensor | None,
+        cov_factor: Tensor,
+        cov_diag: Tensor,
+        mask: Tensor | None,
+        terms: Terms,
+    ) -> tuple[Tensor, ...]:
+        arguments = Arguments(value, loc, cov_factor, cov_diag, mask)
+        views = arguments.views()
+        result, *saved = log_prob_fwd(op_inputs(views, arguments, terms.eps, terms.op_precision), None, terms)
+        if views.N == 0:  # values were given, but none: the op's one result without a value is not asked for
+            result = result[:, :0]
+        return views.from_values(result), *Saved(*saved).to_caller(views, value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.terms = inputs
+        _, *saved = output
+        ctx.mark_non_differentiable(*saved)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *saved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[:4]
+        if grad is None:
+            return (None,) * 6
+        arguments = (grad, *ctx.saved_tensors, ctx.terms, needs)
+        if torch.compiler.is_compiling() or not (torch.is_grad_enabled() or dispatch.transforms_active()):
+            grads = _log_prob_bwd(*arguments)
+        else:
+            grads = LogProbBackward.apply(*arguments)
+        return (*grads, None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        led = vmap.lead(info.batch_size, in_dims, args, event_dims=(1, 1, 2, 1, 1))
+        return vmap.trail(LogProb.apply(*led), info.batch_size)
+
+
+class EagerLogProb(Function):
+    """`LogProb` without its further outputs, for plain eager calls: they stay with the node, which costs far less."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor | None,
+        loc: Tensor | None,
+        cov_factor: Tensor,
+        cov_diag: Tensor,
+        mask: Tensor | None,
+        terms: Terms,
+        factorisation: Factorisation | None,
+    ) -> Tensor:
+        arguments = Arguments(value, loc, cov_factor, cov_diag, mask)
+        views = arguments.views()
+        looking = terms.backend == "cpu" and terms.precision == _policy.AUTO and dispatch.may_inspect(cov_factor)
+        precision = _policy.DECLINING_AUTO if looking else terms.op_precision
+        inputs = op_inputs(views, arguments, terms.eps, precision)
+        known = None if factorisation is None else factorisation.recall(cov_factor, cov_diag)
+        forward = log_prob_fwd(inputs, known, terms)
+        if known is None:
+            known = Factorised(forward.chol_inv, forward.summary)
+            if looking and dispatch.has_nan(forward.result):
+                redo_by_qr(inputs, forward, terms)
+            elif factorisation is not None:
+                factorisation.remember(cov_factor, cov_diag, known)
+        ctx.save_for_backward(*arguments)
+        ctx.views, ctx.terms, ctx.saved = views, terms, Saved(*known, forward.z, forward.value_info)
+        return views.from_values(forward.result if views.N else forward.result[:, :0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        arguments, needs = Arguments(*ctx.saved_tensors), ctx.needs_input_grad[:4]
+        if torch.is_grad_enabled() or dispatch.transforms_active():
+            outputs = ctx.saved.to_caller(ctx.views, arguments.value)
+            return (*LogProbBackward.apply(grad, *arguments, *outputs, ctx.terms, needs), None, None, None)
+        return (*_gradients(ctx.views, grad, arguments, ctx.saved, ctx.terms, needs), None, None, None)
+
+
+def weighted_terms(arguments: Arguments, terms: Terms, factorisation: Factorisation | None = None) -> Tensor:
+    """maha * M + logdet * log det + constant, differentiable. Plain eager calls use a factorisation, or fill it."""
+    if torch.compiler.is_compiling() or dispatch.transforms_active():
+        return LogProb.apply(*arguments, terms)[0]
+    # `apply` without its inspection of the signature, which costs more than a kernel
+    return super(Function, EagerLogProb).apply(*arguments, terms, factorisation)
+
+
+def _log_prob_bwd(
+    grad: Tensor,
+    value: Tensor | None,
+    loc: Tensor | None,
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    mask: Tensor | None,
+    chol_inv: Tensor,
+    summary: Tensor,
+    z: Tensor,
+    value_info: Tensor,
+    terms: Terms,
+    needs: Needs,
+) -> tuple[Tensor | None, ...]:
+    """Gradients for (value, loc, cov_factor, cov_diag), each None unless needed, from the outputs of `LogProb`."""
+    arguments = Arguments(value, loc, cov_factor, cov_diag, mask)
+    views = arguments.views()
+    saved = Saved(chol_inv, summary, z, value_info).to_ops(views, value, cov_factor.shape[-1])
+    return _gradients(views, grad, arguments, saved, terms, needs)
+
+
+def _gradients(
+    views: BatchViews, grad: Tensor, arguments: Arguments, saved: Saved, terms: Terms, needs: Needs
+) -> tuple[Tensor | None, ...]:
+    """The same from what the forward op gave."""
+    value, loc, cov_factor, cov_diag, _ = arguments
+    need_value, need_loc, need_factor, need_diag = needs
+    sum_loc = need_loc and not need_value and loc is not None and views.shares_gaussians(loc)
+    grad_factor, grad_diag, grad_loc = registry.OPS[terms.backend].log_prob_bwd(
+        *op_inputs(views, arguments, terms.eps, terms.op_precision),
+        *saved,
+        views.values(grad, 0) if views.N else grad.new_zeros(views.B, 1),
+        terms.maha,
+        terms.logdet,
+        need_factor,
+        need_diag,
+        need_value or need_loc,
+        sum_loc,
+    )
+    vector = None
+    if need_value or need_loc:
+        vector = views.from_gaussians(grad_loc.squeeze(1)) if sum_loc else views.from_values(grad_loc)
+    return (
+        sum_to(vector.neg(), value) if need_value else None,  # type: ignore[union-attr, arg-type]
+        sum_to(vector, loc) if need_loc else None,  # type: ignore[arg-type]
+        views.from_factor(grad_factor, cov_factor) if need_factor else None,
+        sum_to(views.from_gaussians(grad_diag), cov_diag) if need_diag else None,
+    )
+
+
+class LogProbBackward(Function):
+    """`_log_prob_bwd` as a function that can itself be differentiated (by the reference) and vmapped."""
+
+    @staticmethod
+    def forward(grad: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
+        return _log_prob_bwd(grad, *args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.terms = inputs[-2]
+        ctx.save_for_backward(*inputs[:6])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        grad, *inputs, mask = ctx.saved_tensors
+        terms = ctx.terms
+
+        def first_gradients(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            def result(*tensors: Tensor) -> Tensor:
+                full: Any = _fill(inputs, tensors)
+                return reference.terms(*full, mask=mask, eps=terms.eps, maha=terms.maha, logdet=terms.logdet)
+
+            return torch.func.vjp(result, *tensors)[1](grad)
+
+        given = [t for t in inputs if t is not None]
+        cotangents = tuple(
+            torch.zeros_like(t) if g is None else g for t, g in zip(inputs, grads, strict=True) if t is not None
+        )
+        second = torch.func.vjp(first_gradients, grad, *given)[1](cotangents)
+        return (second[0], *_fill(inputs, second[1:]), *(None,) * 7)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        # Every tensor gets the mapped dimension for its own, so that no gradient is summed over it.
+        event_dims = (0, 1, 1, 2, 1, 1, 2, 1, 1, 1 if args[1] is None else 0)
+        led = vmap.lead(info.batch_size, in_dims, args, event_dims, expand=True)
+        grads = LogProbBackward.apply(*led)
+        grads = tuple(
+            None if g is None else g.reshape(info.batch_size, *vmap.inner_shape(t, d))
+            for g, t, d in zip(grads, args[1:5], in_dims[1:5], strict=True)
+        )
+        return grads, tuple(None if g is None else 0 for g in grads)
+
+
+def _fill(template: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """`template` with its tensors replaced, in order, its None left."""
+    left = iter(tensors)
+    return [None if t is None else next(left) for t in template]

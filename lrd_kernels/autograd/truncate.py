@@ -1,0 +1,94 @@
+"""Truncation of the low-rank part, with the dropped variance folded into the diagonal, as a differentiable function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from lrd_kernels.linalg import capacitance, products
+from lrd_kernels.linalg.stack import Stack
+from lrd_kernels.ops.views import is_rank_major
+
+
+class Truncate(Function):
+    """(factor, diag, kept, energy, fold, backend) -> (factor, diag, singular values). An energy decides how many of the
+    columns are kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, factor: Tensor, diag: Tensor, kept: int, energy: float | None, fold: bool, backend: str | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        columns = Stack.of(diag, factor[None], None)
+        values, vectors = capacitance.eigenvectors(columns.basis_gram(kept, backend=backend))
+        if energy is not None:
+            kept = _enough(values.clamp(min=0), energy)
+        singular = values[..., :kept].clamp(min=0).sqrt()
+        basis = vectors[..., :kept]
+        projected, folded = columns.project_fold(diag, basis, fold, rank_major=is_rank_major(factor), backend=backend)
+        ctx.save_for_backward(factor, values, vectors, projected)
+        ctx.fold, ctx.kept = fold, kept
+        return projected, folded, singular
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_factor: Tensor, grad_diag: Tensor, grad_singular: Tensor) -> tuple[Tensor | None, ...]:
+        factor, values, vectors, projected = ctx.saved_tensors
+        need_factor, need_diag = ctx.needs_input_grad[:2]
+        if not need_factor:
+            return (None, grad_diag if need_diag else None, None, None, None, None)
+        basis = vectors[..., : ctx.kept]
+        chunks = list(products.row_chunks(factor))
+
+        def pulls(rows: slice) -> tuple[Tensor, Tensor]:
+            """What reaches the projected rows, and the rows themselves, in float64."""
+            pull = grad_factor[..., rows, :].double()
+            if ctx.fold:
+                pull = pull - 2 * grad_diag[..., rows, None].double() * projected[..., rows, :].double()
+            return pull, factor[..., rows, :].double()
+
+        # First pass: the gradient for the basis, through the eigenvectors to the Gram matrix.
+        grad_basis = torch.zeros_like(basis)
+        for rows in chunks:
+            pull, P = pulls(rows)
+            grad_basis += P.mT @ pull
+        turned = torch.zeros_like(vectors)
+        turned[..., : ctx.kept] = vectors.mT @ grad_basis
+        inner = turned * _inverse_gaps(values)
+        singular = values[..., : ctx.kept].clamp(min=0).sqrt()
+        along = torch.where(singular > 0, grad_singular / (2 * singular), 0)
+        inner.diagonal(dim1=-2, dim2=-1)[..., : ctx.kept] += along
+        grad_gram = vectors @ (inner + inner.mT) @ vectors.mT
+
+        # Second pass: the gradient for the factor, in its layout.
+        result = torch.empty_like(factor) if _is_dense(factor) else factor.new_empty(factor.shape)
+        for rows in chunks:
+            pull, P = pulls(rows)
+            part = pull @ basis.mT + P @ grad_gram
+            if ctx.fold:
+                part = part + 2 * grad_diag[..., rows, None].double() * P
+            result[..., rows, :] = part.to(result.dtype)
+        return (result, grad_diag if need_diag else None, None, None, None, None)
+
+
+def _enough(values: Tensor, energy: float) -> int:
+    """The smallest number of leading eigenvalues [..., R] with this share of their sum, in every item of a batch."""
+    shares = values.cumsum(-1) / values.sum(-1, keepdim=True)
+    enough = (shares < energy * (1 - 1e-12)).sum(-1) + 1  # [...]
+    return min(int(enough.max()), values.shape[-1]) if enough.numel() else 0
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether no two entries share memory."""
+    return all(stride != 0 or size == 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _inverse_gaps(values: Tensor) -> Tensor:
+    """1 / (lambda_j - lambda_i), and 0 on the diagonal. What depends on the covariance alone does not ask for the gap
+    of equal eigenvalues; where it is asked for it stays finite, and falls to 0 within rounding."""
+    gaps = values[..., None, :] - values[..., :, None]
+    least = 1e-12 * values[..., :1, None]
+    return torch.where(gaps == 0, 0, gaps / (gaps.square() + least.square()))
