@@ -1,7 +1,7 @@
 """`python -m lrd_kernels.info`: what is installed, which backends serve and why not, and a short self-test.
 
-With `--self-test` a longer one, on the device of your choice: accuracy, determinism and times beside torch's class, as a
-table and as one JSON file, to look at or to send back.
+With `--self-test` a longer one, on the device of your choice: accuracy, determinism and times beside torch's class, as
+a table and as one JSON file, to look at or to send back.
 """
 
 from __future__ import annotations
@@ -205,20 +205,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lrd_kernels.info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--self-test", action="store_true", help="the longer self-test, which the other options are for"
-    )
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)"
-    )
+    parser.add_argument("--self-test", action="store_true", help="the longer self-test; the other options are for it")
+    parser.add_argument("--device", help="(default: cuda where there is a GPU, else cpu)")
     parser.add_argument("--backend", choices=sorted(lrd.backends()), help="(default: the device's own)")
-    parser.add_argument("--repeats", type=int, default=10, help="of each timing; 0 for none (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("lrd_selftest.json"), help="(default: %(default)s)")
+    parser.add_argument("--repeats", type=int, help="of each timing; 0 for none (default: 10)")
+    parser.add_argument("--output", type=Path, help="(default: lrd_selftest.json)")
     options = parser.parse_args(argv)
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
+    given = [name for name in ("device", "backend", "repeats", "output") if getattr(options, name) is not None]
+    if given and not options.self_test:
+        parser.error(f"--{given[0]} goes with --self-test")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("torch finds no GPU here")
     if options.self_test:
-        return self_test(torch.device(options.device), options.backend, options.repeats, options.output)
+        repeats = 10 if options.repeats is None else options.repeats
+        return self_test(torch.device(device), options.backend, repeats, options.output or Path("lrd_selftest.json"))
     print("\n".join(report()))
     start = time.monotonic()
     failures = short_test()

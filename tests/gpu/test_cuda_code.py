@@ -128,6 +128,18 @@ def test_a_known_factorisation_spares_the_gram_matrix():
     assert relative_error(again[3], first[3]) <= 1e-9
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=lambda x: str(x)[6:])
+def test_fused_diagonal_has_the_limit_of_the_cpu(dtype):
+    factor, diag, value, loc, mask, _ = arguments(40, 3, 1, 1, 1, dtype, "row", False)
+    inputs = (factor, torch.full_like(diag, 400.0), value, loc, mask, 0.01)
+    results, _ = run(inputs)
+    on_cpu, *state = _ops.OPS["cpu"].log_prob_fwd(*inputs, 0, None, None, -0.5, -0.5, 0.0)
+    needs = (True, True, True, False)
+    grads = _ops.OPS["cpu"].log_prob_bwd(*inputs, 0, *state, torch.ones_like(on_cpu), -0.5, -0.5, *needs)
+    for got, right in zip(results, (on_cpu, *grads), strict=True):
+        assert relative_error(got.double(), right.double()) <= ROUNDING[dtype]
+
+
 def test_gram_sums():
     inputs = arguments(203, 8, 2, 1, 1, torch.float32, "row", False)
     with emulated_gpu():
