@@ -133,9 +133,9 @@ def test_fused_diagonal_has_the_limit_of_the_cpu(dtype):
     factor, diag, value, loc, mask, _ = arguments(40, 3, 1, 1, 1, dtype, "row", False)
     inputs = (factor, torch.full_like(diag, 400.0), value, loc, mask, 0.01)
     results, _ = run(inputs)
-    on_cpu, *state = _ops.OPS["cpu"].log_prob_fwd(*inputs, 0, None, None, -0.5, -0.5, 0.0)
+    on_cpu, *state = registry.OPS["cpu"].log_prob_fwd(*inputs, 0, None, None, -0.5, -0.5, 0.0)
     needs = (True, True, True, False)
-    grads = _ops.OPS["cpu"].log_prob_bwd(*inputs, 0, *state, torch.ones_like(on_cpu), -0.5, -0.5, *needs)
+    grads = registry.OPS["cpu"].log_prob_bwd(*inputs, 0, *state, torch.ones_like(on_cpu), -0.5, -0.5, *needs)
     for got, right in zip(results, (on_cpu, *grads), strict=True):
         assert relative_error(got.double(), right.double()) <= ROUNDING[dtype]
 
