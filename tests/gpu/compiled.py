@@ -132,9 +132,11 @@ def entries(architecture: int | str) -> Iterator[tuple[str, str, str, int]]:
                 yield op, compute, layout, rank
 
 
-def matrix(architecture: int | str) -> Iterator[tuple[tuple[str, str, str, int], Resources]]:
-    """Every entry with what its kernels take."""
+def matrix(architecture: int | str, op: str | None = None) -> Iterator[tuple[tuple[str, str, str, int], Resources]]:
+    """Every entry, or those of one op, with what its kernels take."""
     for entry in entries(architecture):
+        if op not in (None, entry[0]):
+            continue
         with compiling(architecture) as found:
             launch(*entry)
         for kernel in found:

@@ -128,7 +128,11 @@ def test_a_known_factorisation_spares_the_gram_matrix():
     assert relative_error(again[3], first[3]) <= 1e-9
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=lambda x: str(x)[6:])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float16, id="float16")]
+    + [pytest.param(t, marks=pytest.mark.slow, id=str(t)[6:]) for t in (torch.float64, torch.float32)],
+)
 def test_fused_diagonal_has_the_limit_of_the_cpu(dtype):
     factor, diag, value, loc, mask, _ = arguments(40, 3, 1, 1, 1, dtype, "row", False)
     inputs = (factor, torch.full_like(diag, 400.0), value, loc, mask, 0.01)

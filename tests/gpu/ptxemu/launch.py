@@ -44,7 +44,7 @@ class Kernel:
         race: Detect races and reads of uninitialised shared memory (five to ten times
             slower).
         stats: Count memory traffic and instructions.
-        optimize: g++ optimisation flag. ``-O2`` runs large launches faster, ``-O1`` builds faster.
+        optimize: g++ optimisation flag. ``-O0`` builds fastest, ``-O2`` runs large launches fastest.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Kernel:
         *,
         race: bool = False,
         stats: bool = False,
-        optimize: str = "-O1",
+        optimize: str = "-O0",
     ):
         self._module = Module(ptx)
         self.name = self._module.kernel_name(name)
