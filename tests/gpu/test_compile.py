@@ -3,7 +3,7 @@
 import compiled
 import pytest
 
-QUICK = (75, 120)
+QUICK = (75,)
 ALL = (*compiled.NVIDIA, *compiled.AMD)
 
 

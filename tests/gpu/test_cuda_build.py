@@ -25,7 +25,8 @@ import test_cuda_code
 core = pytest.importorskip("_core_testing", reason="built with -DLRD_TESTING=ON (make build)")
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "lrd_kernels/_C_cuda.abi3.so"
-QUICK = (75, 90, 120)
+BUILT = (75, 90, 120)  # what `make build` makes machine code for
+QUICK = (75,)
 # Most shared memory of a block, in bytes.
 SHARED_LIMIT = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 
@@ -94,7 +95,7 @@ def test_machine_code_for_three_architectures_and_ptx():
         capture_output=True,
         text=True,
     ).stdout
-    assert {int(a) for a in re.findall(r"sm_(\d+)\.cubin", listed)} >= set(QUICK)
+    assert {int(a) for a in re.findall(r"sm_(\d+)\.cubin", listed)} >= set(BUILT)
     assert set(re.findall(r"sm_(\d+)\.ptx", listed)) == {"75"}
 
 

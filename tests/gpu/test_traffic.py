@@ -6,8 +6,11 @@ import traffic
 from benchmarks.gpu import bounds
 
 
-@pytest.mark.parametrize("layout", ["row", "rank"])
-@pytest.mark.parametrize("R", [8, 16, 32])
+QUICK = [(8, "row"), (32, "rank")]
+SLOW = [(8, "rank"), (16, "row"), (16, "rank"), (32, "row")]
+
+
+@pytest.mark.parametrize(("R", "layout"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
 def test_every_element_once(R, layout):
     found = traffic.count(300, R, layout)
     assert found.read_forward == found.read_backward == found.written == 1.0
