@@ -5,7 +5,6 @@ import traffic
 
 from benchmarks.gpu import bounds
 
-
 QUICK = [(8, "row"), (32, "rank")]
 SLOW = [(8, "rank"), (16, "row"), (16, "rank"), (32, "row")]
 
