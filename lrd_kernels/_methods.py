@@ -54,13 +54,13 @@ class Operations:
 
     def truncate(self, rank: int | None = None, *, energy: float | None = None, fold: bool = True) -> Any:
         """The same Gaussian with fewer columns, what they leave out folded into the diagonal: see `lrd.truncate`."""
-        kept, folded, _ = truncation.truncate(*_parameters(self), rank, energy=energy, fold=fold)
+        kept, folded, _ = truncation.truncate(*covariance_of(self), rank, energy=energy, fold=fold)
         return _like(self, self.loc, kept, folded)
 
     def marginal(self, index: Index) -> Any:
         """The Gaussian of some of the outputs: a slice, a list or tensor of positions, or a bool mask [S]."""
         rows = _positions(index, self.loc.shape[-1], self.loc.device)
-        factor, diag = _parameters(self)
+        factor, diag = covariance_of(self)
         return _like(self, self.loc[..., rows], factor[..., rows, :], diag[..., rows])
 
     def condition(self, index: Index, value: Tensor) -> Any:
@@ -77,7 +77,7 @@ class Operations:
         other = torch.ones(S, dtype=torch.bool, device=self.loc.device)
         other[known] = False
         rest = other.nonzero()[:, 0]
-        factor, diag = _parameters(self)
+        factor, diag = covariance_of(self)
         seen, seen_diag = factor[..., known, :], diag[..., known]
         # With C the capacitance of what is seen: mean P C^-1 P_seen^T D_seen^-1 r, covariance D + P C^-1 P^T.
         z = (functional.solve(value - self.loc[..., known], seen, seen_diag)[..., None, :] @ seen)[..., 0, :]
@@ -100,7 +100,7 @@ class Operations:
         if weights.dim() == 1 and not weights.is_floating_point():
             weights = _region_weights(weights, reduction)
         weights = weights.reshape(-1, S).double()
-        factor, diag = _parameters(self)
+        factor, diag = covariance_of(self)
         projected = products.project(factor, weights)  # [..., K, R]
         covariance = (weights * diag.double()[..., None, :]) @ weights.mT + projected @ projected.mT
         mean = (weights @ self.loc.double()[..., None])[..., 0]
@@ -109,7 +109,7 @@ class Operations:
 
     def correlation(self, index: int) -> Tensor:
         """Correlation of one output with all: [..., S]."""
-        factor, diag = _parameters(self)
+        factor, diag = covariance_of(self)
         row = (factor @ factor[..., index, :, None])[..., 0]
         unit = torch.zeros(diag.shape[-1], dtype=diag.dtype, device=diag.device)
         unit[index] = 1
@@ -120,7 +120,7 @@ class Operations:
 
     def modes(self, k: int | None = None) -> Modes:
         """The directions in which the outputs vary together most, k of them or all; for pictures."""
-        columns, _, singular = truncation.truncate(*_parameters(self), k, fold=False)
+        columns, _, singular = truncation.truncate(*covariance_of(self), k, fold=False)
         lengths = singular.to(columns.dtype)[..., None, :]
         return Modes(torch.where(lengths > 0, columns / lengths, 0), singular.to(columns.dtype))
 
@@ -158,13 +158,13 @@ class Operations:
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """The same Gaussian on another device or in another dtype: takes what `torch.Tensor.to` takes."""
-        return _like(self, *(t.to(*args, **kwargs) for t in (self.loc, *_parameters(self))))
+        return _like(self, *(t.to(*args, **kwargs) for t in (self.loc, *covariance_of(self))))
 
     def save(self, path: str | Path) -> None:
         """Writes the parameters as safetensors."""
         from safetensors.torch import save_file
 
-        factor, diag = _parameters(self)
+        factor, diag = covariance_of(self)
         tensors = {"loc": self.loc, "cov_factor": factor, "cov_diag": diag}
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
 
@@ -200,8 +200,9 @@ class Operations:
         return cls(mean, factor, variance / 2)  # type: ignore[call-arg]
 
 
-def _parameters(self: Any) -> tuple[Tensor, Tensor]:
-    return self._unbroadcasted_cov_factor, self._unbroadcasted_cov_diag
+def covariance_of(distribution: Any) -> tuple[Tensor, Tensor]:
+    """Factor and diagonal as they were given, without the batch dimensions that only broadcast."""
+    return distribution._unbroadcasted_cov_factor, distribution._unbroadcasted_cov_diag
 
 
 def _like(self: Any, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Any:
@@ -229,7 +230,7 @@ def _region_weights(labels: Tensor, reduction: str) -> Tensor:
 def _symmetric_root(self: Any) -> tuple[Tensor, Tensor, Tensor]:
     """sqrt(D), and with A = P / sqrt(D) the eigenvectors of A^T A and the roots of 1 plus its eigenvalues: Sigma is
     sqrt(D) (I + A A^T) sqrt(D), and the middle has I + A V diag(1 / (scale + 1)) V^T A^T for a root."""
-    factor, diag = _parameters(self)
+    factor, diag = covariance_of(self)
     if torch.is_grad_enabled() and (factor.requires_grad or diag.requires_grad):
         raise NotImplementedError(
             "whiten and unwhiten have no gradients for the covariance: give a distribution of detached parameters, or"
@@ -241,6 +242,6 @@ def _symmetric_root(self: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _through(self: Any, vectors: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     """P V diag(scale) V^T P^T x for x [..., S]."""
-    factor = _parameters(self)[0]
+    factor = covariance_of(self)[0]
     turned = products.project(factor, x[..., None, :]) @ vectors  # [..., 1, R]
     return products.lift(factor, (turned * scale[..., None, :]) @ vectors.mT)[..., 0, :]

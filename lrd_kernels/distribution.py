@@ -11,7 +11,7 @@ from torch.distributions import LowRankMultivariateNormal as TorchLowRankMultiva
 from torch.distributions.utils import lazy_property
 
 from lrd_kernels import functional
-from lrd_kernels._methods import Operations
+from lrd_kernels._methods import Operations, covariance_of
 from lrd_kernels._policy import LOG_2PI
 from lrd_kernels.autograd.forward import Factorisation
 from lrd_kernels.ops import dispatch
@@ -75,7 +75,7 @@ class LowRankMultivariateNormal(Operations, TorchLowRankMultivariateNormal):
     @lazy_property
     def _capacitance_tril(self) -> Tensor:
         """Cholesky factor of `I + P^T D^-1 P`. torch's class has it eagerly, and other people's code reads it."""
-        return functional.capacitance_cholesky(self._unbroadcasted_cov_factor, self._unbroadcasted_cov_diag)[0]
+        return functional.capacitance_cholesky(*covariance_of(self))[0]
 
     # The dense matrices go through float64: in float32 their own Cholesky can fail where the covariance is good.
     @lazy_property
@@ -88,7 +88,7 @@ class LowRankMultivariateNormal(Operations, TorchLowRankMultivariateNormal):
 
     @lazy_property
     def precision_matrix(self) -> Tensor:
-        P, D = self._unbroadcasted_cov_factor.double(), self._unbroadcasted_cov_diag.double()
+        P, D = (t.double() for t in covariance_of(self))
         chol = functional.capacitance_cholesky(P, D)[0]
         half = torch.linalg.solve_triangular(chol, P.mT / D[..., None, :], upper=False)
         precision = torch.diag_embed(D.reciprocal()) - half.mT @ half
@@ -105,13 +105,7 @@ class LowRankMultivariateNormal(Operations, TorchLowRankMultivariateNormal):
 
     def rsample(self, sample_shape: Any = torch.Size(), **options: Any) -> Tensor:  # noqa: B008
         """Samples [*sample_shape, ..., S]; `generator`, `antithetic`, `noise` and `mask` as in `lrd.rsample`."""
-        return functional.rsample(
-            self.loc,
-            self._unbroadcasted_cov_factor,
-            self._unbroadcasted_cov_diag,
-            torch.Size(sample_shape),
-            **options,
-        )
+        return functional.rsample(self.loc, *covariance_of(self), torch.Size(sample_shape), **options)
 
     def sample(self, sample_shape: Any = torch.Size(), **options: Any) -> Tensor:  # noqa: B008
         with torch.no_grad():
@@ -120,10 +114,11 @@ class LowRankMultivariateNormal(Operations, TorchLowRankMultivariateNormal):
 
 def _terms(self: Any, vectors: dict[str, Tensor], **weights: float) -> Tensor:
     """A scalar of the distribution, whose calls share one factorisation."""
+    cov_factor, cov_diag = covariance_of(self)
     return functional.terms(
         vectors,
-        self._unbroadcasted_cov_factor,
-        self._unbroadcasted_cov_diag,
+        cov_factor,
+        cov_diag,
         functional.Options(on_failure="raise" if self._validate_args else "nan"),
         factorisation=_factorisation(self),
         **weights,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lrd_kernels import _validate, functional, truncation
+from lrd_kernels._methods import covariance_of
 from lrd_kernels.distribution import LowRankMultivariateNormal
 from lrd_kernels.linalg.stack import Stack
 from lrd_kernels.ops.views import is_rank_major
@@ -118,7 +119,7 @@ def _checked(
         raise ValueError(f"means must have shape [T, ..., S] with T of at least 1; got {tuple(means.shape)}")
     if aleatoric is not None:
         if isinstance(aleatoric, LowRankMultivariateNormal):
-            aleatoric = (aleatoric._unbroadcasted_cov_factor, aleatoric._unbroadcasted_cov_diag)
+            aleatoric = covariance_of(aleatoric)
         factor, diag = aleatoric
         cov_factors, cov_diags = None if factor is None else factor[None], diag[None]
     if cov_diags is None:

@@ -14,11 +14,8 @@ from torch.distributions import Independent, MultivariateNormal, Normal, registe
 from torch.distributions import LowRankMultivariateNormal as TorchLowRankMultivariateNormal
 
 from lrd_kernels import functional
+from lrd_kernels._methods import covariance_of
 from lrd_kernels.distribution import LowRankMultivariateNormal
-
-
-def _parts(distribution: TorchLowRankMultivariateNormal) -> tuple[Tensor, Tensor]:
-    return distribution._unbroadcasted_cov_factor, distribution._unbroadcasted_cov_diag
 
 
 def _check_events(p: torch.distributions.Distribution, q: torch.distributions.Distribution) -> None:
@@ -30,7 +27,7 @@ def _check_events(p: torch.distributions.Distribution, q: torch.distributions.Di
 
 def _column_maha(columns: Tensor, q: TorchLowRankMultivariateNormal) -> Tensor:
     """tr(X^T Sq^-1 X) for X [..., S, C]"""
-    factor, diag = _parts(q)
+    factor, diag = covariance_of(q)
     return functional.mahalanobis(columns.movedim(-1, 0), factor, diag).sum(0)
 
 
@@ -39,7 +36,7 @@ def _column_maha(columns: Tensor, q: TorchLowRankMultivariateNormal) -> Tensor:
 @register_kl(TorchLowRankMultivariateNormal, LowRankMultivariateNormal)
 def _kl_low_rank_low_rank(p: TorchLowRankMultivariateNormal, q: TorchLowRankMultivariateNormal) -> Tensor:
     _check_events(p, q)
-    (p_factor, p_diag), (q_factor, q_diag) = _parts(p), _parts(q)
+    (p_factor, p_diag), (q_factor, q_diag) = covariance_of(p), covariance_of(q)
     logs = functional.logdet(q_factor, q_diag) - functional.logdet(p_factor, p_diag)
     trace = (p_diag * functional.precision_diag(q_factor, q_diag)).sum(-1) + _column_maha(p_factor, q)
     maha = functional.mahalanobis(q.loc - p.loc, q_factor, q_diag)
@@ -49,7 +46,7 @@ def _kl_low_rank_low_rank(p: TorchLowRankMultivariateNormal, q: TorchLowRankMult
 @register_kl(MultivariateNormal, LowRankMultivariateNormal)
 def _kl_dense_low_rank(p: MultivariateNormal, q: LowRankMultivariateNormal) -> Tensor:
     _check_events(p, q)
-    q_factor, q_diag = _parts(q)
+    q_factor, q_diag = covariance_of(q)
     tril = p._unbroadcasted_scale_tril
     logs = functional.logdet(q_factor, q_diag) - 2 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     maha = functional.mahalanobis(q.loc - p.loc, q_factor, q_diag)
@@ -59,7 +56,7 @@ def _kl_dense_low_rank(p: MultivariateNormal, q: LowRankMultivariateNormal) -> T
 @register_kl(LowRankMultivariateNormal, MultivariateNormal)
 def _kl_low_rank_dense(p: LowRankMultivariateNormal, q: MultivariateNormal) -> Tensor:
     _check_events(p, q)
-    p_factor, p_diag = _parts(p)
+    p_factor, p_diag = covariance_of(p)
     tril = q._unbroadcasted_scale_tril
     batch = torch.broadcast_shapes(tril.shape[:-2], p_factor.shape[:-2], p_diag.shape[:-1], q.loc.shape[:-1])
     columns = torch.cat(
@@ -79,7 +76,7 @@ def _kl_low_rank_dense(p: LowRankMultivariateNormal, q: MultivariateNormal) -> T
 def _kl_low_rank_diagonal(p: LowRankMultivariateNormal, q: Independent) -> Tensor:
     _check_diagonal(q)
     _check_events(p, q)
-    p_factor, p_diag = _parts(p)
+    p_factor, p_diag = covariance_of(p)
     variance = q.base_dist.variance
     logs = variance.log().sum(-1) - functional.logdet(p_factor, p_diag)
     return 0.5 * (logs + ((p.variance + (q.mean - p.loc).square()) / variance).sum(-1) - p.event_shape[0])
@@ -89,7 +86,7 @@ def _kl_low_rank_diagonal(p: LowRankMultivariateNormal, q: Independent) -> Tenso
 def _kl_diagonal_low_rank(p: Independent, q: LowRankMultivariateNormal) -> Tensor:
     _check_diagonal(p)
     _check_events(p, q)
-    q_factor, q_diag = _parts(q)
+    q_factor, q_diag = covariance_of(q)
     variance = p.base_dist.variance
     logs = functional.logdet(q_factor, q_diag) - variance.log().sum(-1)
     trace = (variance * functional.precision_diag(q_factor, q_diag)).sum(-1)

@@ -185,6 +185,25 @@ TABLE = {{(*key, layout): ranks for key, ranks in CHOICES.items() for layout in 
 '''
 
 
+def all_rows() -> dict:
+    """The table with the rows that "any" stands for: a new choice for "any" must not change them."""
+    rows = dict(configs_table.CHOICES)
+    for op, compute in {(op, compute) for op, _, compute in rows}:
+        for architecture in (*compiled.NVIDIA, *compiled.AMD):
+            if (op, "any", compute) in rows:
+                rows.setdefault((op, compiled.name_of(architecture), compute), rows[op, "any", compute])
+    return rows
+
+
+def without_repeats(choices: dict) -> dict:
+    """The rows that differ from that of "any"."""
+    return {
+        (op, name, compute): ranks
+        for (op, name, compute), ranks in choices.items()
+        if name == "any" or ranks != choices.get((op, "any", compute))
+    }
+
+
 def write(path: Path, choices: dict, timed: list[str]) -> None:
     lines = "".join(f"    {key!r}: {ranks!r},\n" for key, ranks in sorted(choices.items()))
     path.write_text(TEXT.format(lines=lines, timed=sorted(timed)).replace("'", '"'))
@@ -203,7 +222,7 @@ def main(argv: list[str] | None = None, cost: Cost = by_time) -> None:
         architectures = [a for a in (*compiled.NVIDIA, *compiled.AMD) if compiled.name_of(a) == name]
         if not architectures:
             parser.error(f"{name} is not among {compiled.NVIDIA} and {compiled.AMD}")
-        choices, timed = dict(configs_table.CHOICES), sorted({*configs_table.TIMED, name})
+        choices, timed = all_rows(), sorted({*configs_table.TIMED, name})
     else:
         architectures, timed, cost = [*compiled.NVIDIA, *compiled.AMD], [], by_order
         choices = {
@@ -216,7 +235,7 @@ def main(argv: list[str] | None = None, cost: Cost = by_time) -> None:
     for (op, name, compute), ranks in list(choices.items()):
         if name == "sm_80" and compute != "tf32x3":
             choices[op, "any", compute] = ranks
-    write(options.output, choices, timed)
+    write(options.output, without_repeats(choices), timed)
 
 
 if __name__ == "__main__":

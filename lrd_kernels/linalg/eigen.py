@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from lrd_kernels.linalg import capacitance
+from lrd_kernels.linalg import capacitance, products
 
 CHUNK_ELEMENTS = 2**26  # of the factor that are held in float64 at a time, half a GB
 BASIS_ELEMENTS = 2**27  # that a Lanczos basis may take, 1 GB
@@ -23,11 +23,9 @@ class Covariance:
     def __init__(self, P: Tensor, D: Tensor) -> None:
         small = P.numel() <= CHUNK_ELEMENTS
         self.P, self.D = P.double() if small else P, D
-        self.chunk = max(CHUNK_ELEMENTS // max(P.shape[1], 1), 1)
 
     def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        for begin in range(0, self.P.shape[0], self.chunk):
-            rows = slice(begin, begin + self.chunk)
+        for rows in products.row_chunks(self.P, CHUNK_ELEMENTS):
             yield rows, self.P[rows].double()
 
     def _project(self, v: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor
 CHUNK_ELEMENTS = 2**20  # of the factor that are held in float64 at a time
 
 
-def row_chunks(factor: Tensor) -> Iterator[slice]:
-    """Runs of rows of a factor [..., S, R], at least one."""
+def row_chunks(factor: Tensor, elements: int | None = None) -> Iterator[slice]:
+    """Runs of rows of a factor [..., S, R], at least one, of about so many elements."""
     S = factor.shape[-2]
-    rows = max(CHUNK_ELEMENTS * S // max(factor.numel(), 1), 1)
+    rows = max((elements or CHUNK_ELEMENTS) * S // max(factor.numel(), 1), 1)
     return (slice(begin, begin + rows) for begin in range(0, max(S, 1), rows))
 
 

@@ -36,7 +36,7 @@ PUBLIC = {
     "_methods": {"functional", "truncation"},  # of the distribution
     "diagnostics": {"functional"},
     "distribution": {"_methods", "functional"},
-    "joint": {"distribution", "functional", "truncation"},
+    "joint": {"_methods", "distribution", "functional", "truncation"},
     "kl": {"_methods", "distribution", "functional"},
     "swap": {"distribution"},
     "info": {"", "functional"},
