@@ -6,7 +6,7 @@ keeps their `vmap` rules short. Second derivatives go through the reference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -125,21 +125,22 @@ class EagerLogProb(Function):
         inputs = op_inputs(views, arguments, terms.eps, precision)
         known = None if factorisation is None else factorisation.recall(cov_factor, cov_diag)
         forward = log_prob_fwd(inputs, known, terms)
-        if known is None:
-            known = Factorised(forward.chol_inv, forward.summary)
-            if looking and dispatch.has_nan(forward.result):
-                redo_by_qr(inputs, forward, terms)
-            elif factorisation is not None:
-                factorisation.remember(cov_factor, cov_diag, known)
-        ctx.save_for_backward(*arguments)
-        ctx.views, ctx.terms, ctx.saved = views, terms, Saved(*known, forward.z, forward.value_info)
-        return views.from_values(forward.result if views.N else forward.result[:, :0])
+        result, saved = forward.result, forward[1:]
+        if known is not None:
+            saved = (*known, forward.z, forward.value_info)
+        elif looking and dispatch.has_nan(result):
+            redo_by_qr(inputs, forward, terms)
+        elif factorisation is not None:
+            factorisation.remember(cov_factor, cov_diag, Factorised(forward.chol_inv, forward.summary))
+        ctx.save_for_backward(value, loc, cov_factor, cov_diag, mask)
+        ctx.views, ctx.terms, ctx.saved = views, terms, saved
+        return views.from_values(result if views.N else result[:, :0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         arguments, needs = Arguments(*ctx.saved_tensors), ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or dispatch.transforms_active():
-            outputs = ctx.saved.to_caller(ctx.views, arguments.value)
+            outputs = Saved(*ctx.saved).to_caller(ctx.views, arguments.value)
             return (*LogProbBackward.apply(grad, *arguments, *outputs, ctx.terms, needs), None, None, None)
         return (*_gradients(ctx.views, grad, arguments, ctx.saved, ctx.terms, needs), None, None, None)
 
@@ -174,9 +175,9 @@ def _log_prob_bwd(
 
 
 def _gradients(
-    views: BatchViews, grad: Tensor, arguments: Arguments, saved: Saved, terms: Terms, needs: Needs
+    views: BatchViews, grad: Tensor, arguments: Arguments, saved: Iterable[Tensor], terms: Terms, needs: Needs
 ) -> tuple[Tensor | None, ...]:
-    """The same from what the forward op gave."""
+    """The same from what the forward op gave: `saved` has the fields of `Saved`."""
     value, loc, cov_factor, cov_diag, _ = arguments
     need_value, need_loc, need_factor, need_diag = needs
     sum_loc = need_loc and not need_value and loc is not None and views.shares_gaussians(loc)

@@ -43,7 +43,8 @@ def factorise(
         return reflectors[:, :R].triu(), turned[:, :R], left + turned[:, R:].square().sum(1)
 
     # Long rows first: Householder's method would round the short ones to the size of a long one that comes later.
-    lengths = torch.where(root > 0, spread.abs().amax(-1).reshape(B, S).double() * root, 0)
+    largest = spread.abs().amax(-1) if R else spread.new_zeros(spread.shape[:-1])
+    lengths = torch.where(root > 0, largest.reshape(B, S).double() * root, 0)
     order = lengths.argsort(-1, descending=True)
     chunk = max(CHUNK_ELEMENTS // max(B * (R + N), 1), R, 1)
     for begin in range(0, S, chunk):

@@ -119,9 +119,7 @@ def _check_name(name: str | None) -> None:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))} or None; got {name!r}")
 
 
-def transforms_active() -> bool:
-    """Whether a transform of torch.func is under way."""
-    return torch._C._are_functorch_transforms_active()
+transforms_active = torch._C._are_functorch_transforms_active  # whether a transform of torch.func is under way
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -131,12 +129,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 def may_inspect(tensor: Tensor) -> bool:
     """Whether numbers may be looked at: in eager mode on the CPU. Elsewhere a look would sync, or break a graph."""
-    return (
-        not torch.compiler.is_compiling()
-        and tensor.device.type == "cpu"
-        and is_plain(tensor)
-        and not transforms_active()
-    )
+    return is_plain(tensor) and tensor.is_cpu and not (torch.compiler.is_compiling() or transforms_active())
 
 
 def has_nan(result: Tensor) -> bool:

@@ -22,16 +22,17 @@ class BatchViews:
     """How one call's batch dimensions map to F, K and N."""
 
     def __init__(self, cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, vectors: Sequence[Tensor | None]):
-        factor_batch, diag_batch = cov_factor.shape[:-2], cov_diag.shape[:-1]
-        others = [t.shape[:-1] for t in vectors if t is not None]
-        gaussian_batches = [factor_batch, diag_batch] + ([] if mask is None else [mask.shape[:-1]])
-        same = all(batch == factor_batch for batch in gaussian_batches + others)
-        self.plain = same and len(factor_batch) < 2
-        if self.plain:  # the common case: one batch dimension, or none
+        factor_batch = cov_factor.shape[:-2]
+        self.plain = len(factor_batch) < 2
+        for tensor in (cov_diag, mask, *vectors):
+            self.plain = self.plain and (tensor is None or tensor.shape[:-1] == factor_batch)
+        if self.plain:  # the common case: one batch dimension, or none, and all have it
             self.shape: Shape = tuple(factor_batch)
             self.B = self.F = factor_batch[0] if factor_batch else 1
             self.N = 1
             return
+        others = [t.shape[:-1] for t in vectors if t is not None]
+        gaussian_batches = [factor_batch, cov_diag.shape[:-1]] + ([] if mask is None else [mask.shape[:-1]])
         self.shape = tuple(torch.broadcast_shapes(*gaussian_batches, *others))
         n = len(self.shape)
         vary_factor = _varies(factor_batch, n)

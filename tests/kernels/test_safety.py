@@ -162,6 +162,14 @@ def test_qr_agrees_where_cholesky_is_good():
         torch.testing.assert_close(a, w)
 
 
+def test_qr_without_columns():
+    inputs = testing.make_inputs((2,), 9, 0)
+    wanted = testing.value_and_grads(lrd.log_prob, inputs)
+    actual = testing.value_and_grads(lambda *a: lrd.log_prob(*a, precision="qr"), inputs)
+    for a, w in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(a, w)
+
+
 @pytest.mark.parametrize("layout", ["row", "rank"])
 @pytest.mark.parametrize("hardness", [1e14, 1e16])
 def test_qr_is_right_beyond_cholesky(hardness, layout):
