@@ -261,7 +261,7 @@ def _verdict(d: Diagnosis) -> str:
     if share > 0.5:
         words += f" {share:.0%} of the diagonal is at its floor: the floor is active; the data may allow a lower eps."
     if d.rank >= 4 and float(d.effective_rank.min()) < 0.5 * d.rank:
-        words += f" The effective rank is {float(d.effective_rank.min()):.1f} with {d.rank} columns: use fewer."
+        words += f" The effective rank is {float(d.effective_rank.min()):.1f} with {d.rank} columns: fewer may suffice."
     return words
 
 
