@@ -2,7 +2,8 @@
 
 With A = D^-1/2 P and b = D^-1/2 r, the triangular factor of a QR decomposition of [A; I] is L^T. z is the least-squares
 solution for the right-hand side [b; 0], and the Mahalanobis term is the squared norm of its residual. Rows are
-processed in chunks; each chunk is stacked below the triangular factor of the previous ones. All is in float64, on any device.
+processed in chunks; each chunk is stacked below the triangular factor of the previous ones. All is in
+float64, on any device.
 """
 
 from __future__ import annotations
