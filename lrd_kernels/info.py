@@ -1,7 +1,7 @@
 """`python -m lrd_kernels.info`: versions, available backends (and why one is missing), and a short self-test.
 
 `--self-test` runs a longer self-test on a device of your choice. It measures accuracy, determinism and times compared
-with torch's class, prints a table and writes a JSON file.
+with torch's class, prints a table and writes a JSON file, to read or to send with a report.
 """
 
 from __future__ import annotations

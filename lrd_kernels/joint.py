@@ -32,8 +32,8 @@ class SemidefiniteNormal(LowRankMultivariateNormal):
 
     def log_prob(self, value: Tensor) -> Tensor:
         raise NotImplementedError(
-            "this part has no density: its covariance is singular, because its rank is lower than the number of"
-            " outputs. Score the joint distribution or the aleatoric part instead"
+            "this part has no density: the rank of its covariance is lower than the number of outputs, so almost every"
+            " value has probability 0. Score the joint distribution or the aleatoric part instead"
         )
 
     def entropy(self) -> Tensor:

@@ -40,7 +40,7 @@ def cpu_isa() -> str | None:
 def release_memory() -> None:
     """Releases the memory that the CPU kernels cache for reuse, that of up to four large gradients.
 
-    The operating system can also reclaim this memory when memory is low, so a call is rarely needed.
+    The operating system can also reclaim this memory when memory is low; call this to release it immediately.
     """
     if _cpu_library:
         _cpu_library.release_memory()

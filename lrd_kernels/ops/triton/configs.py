@@ -3,7 +3,7 @@ first call. `python -m benchmarks.gpu.choose` writes configs_table.py. It select
 spills or, with --time on a GPU, the fastest ones.
 
 A compute type is "float64", "float32", or "tf32x3": float32 products computed as three products on tensor cores. Tensor
-cores round sums differently, so only precision "float32" uses them, and only where the products limit the speed.
+cores round sums differently, so only precision "float32" uses them, and only where products, not memory, are the limit.
 """
 
 from __future__ import annotations
