@@ -1,4 +1,4 @@
-"""What people do with a Gaussian in very many dimensions, each without a matrix of S x S. Mixed into the distribution.
+"""Operations on Gaussians in high dimensions, as a mixin of the distribution. None of them forms an S x S matrix.
 
 `P` below is the factor [..., S, R], `D` the diagonal [..., S].
 """
@@ -18,14 +18,14 @@ Index = int | slice | list[int] | Tensor
 
 
 class Modes(NamedTuple):
-    """The leading eigenvectors of the low-rank part, of length 1 [..., S, k], and the singular values [..., k]."""
+    """The leading eigenvectors of the low-rank part, with unit norm [..., S, k], and the singular values [..., k]."""
 
     vectors: Tensor
     singular_values: Tensor
 
 
 class Aggregate(NamedTuple):
-    """Mean [..., K] and covariance [..., K, K] of K functionals of the outputs."""
+    """Mean [..., K] and covariance [..., K, K] of K linear functionals of the outputs."""
 
     mean: Tensor
     covariance: Tensor
@@ -44,7 +44,7 @@ class Aggregate(NamedTuple):
 
 
 class Operations:
-    """Methods of `LowRankMultivariateNormal` beyond those of torch's class."""
+    """Methods of `LowRankMultivariateNormal` that torch's class does not have."""
 
     loc: Tensor
     cov_factor: Tensor
@@ -53,20 +53,21 @@ class Operations:
     _unbroadcasted_cov_diag: Tensor
 
     def truncate(self, rank: int | None = None, *, energy: float | None = None, fold: bool = True) -> Any:
-        """The same Gaussian with fewer columns, what they leave out folded into the diagonal: see `lrd.truncate`."""
+        """The same Gaussian with fewer columns; dropped variance is added to the diagonal. See `lrd.truncate`."""
         kept, folded, _ = truncation.truncate(*covariance_of(self), rank, energy=energy, fold=fold)
         return _like(self, self.loc, kept, folded)
 
     def marginal(self, index: Index) -> Any:
-        """The Gaussian of some of the outputs: a slice, a list or tensor of positions, or a bool mask [S]."""
+        """The marginal Gaussian of some outputs: a slice, a list or tensor of positions, or a bool mask [S]."""
         rows = _positions(index, self.loc.shape[-1], self.loc.device)
         factor, diag = covariance_of(self)
         return _like(self, self.loc[..., rows], factor[..., rows, :], diag[..., rows])
 
     def condition(self, index: Index, value: Tensor) -> Any:
-        """The Gaussian of the other outputs, in their order, once those at `index` are known to be `value` [..., n].
+        """The Gaussian of the other outputs, in order, given that the outputs at `index` equal `value` [..., n].
 
-        Still low rank plus diagonal, of the same rank: it fills in an image from some of its pixels.
+        The covariance is again low rank plus diagonal, with the same rank. One use is to fill in an image from some of
+        its pixels.
         """
         S = self.loc.shape[-1]
         known = _positions(index, S, self.loc.device)
@@ -79,7 +80,7 @@ class Operations:
         rest = other.nonzero()[:, 0]
         factor, diag = covariance_of(self)
         seen, seen_diag = factor[..., known, :], diag[..., known]
-        # With C the capacitance of what is seen: mean P C^-1 P_seen^T D_seen^-1 r, covariance D + P C^-1 P^T.
+        # With C the capacitance of the known outputs: mean P C^-1 P_seen^T D_seen^-1 r, covariance D + P C^-1 P^T.
         z = (functional.solve(value - self.loc[..., known], seen, seen_diag)[..., None, :] @ seen)[..., 0, :]
         chol = functional.capacitance_cholesky(seen.double(), seen_diag.double())[0]
         left = torch.linalg.solve_triangular(chol, factor[..., rest, :].double().mT, upper=False).mT
@@ -87,12 +88,12 @@ class Operations:
         return _like(self, loc, left.to(factor.dtype), diag[..., rest])
 
     def aggregate(self, weights: Tensor, *, reduction: str = "sum") -> Aggregate:
-        """Mean and covariance of functionals of the outputs, with the correlations that make a sum's error honest.
+        """Mean and covariance of linear functionals of the outputs. The variances account for all correlations.
 
         Args:
-            weights: floating [K, S], one functional in each row; or integer labels [S] of regions 0 to K - 1, where a
-                negative label belongs to none.
-            reduction: over the outputs of a labelled region: "sum" or "mean".
+            weights: floating-point [K, S], one functional per row; or integer labels [S] of regions 0 to K - 1. An
+                output with a negative label belongs to no region.
+            reduction: reduction over the outputs of a labelled region: "sum" or "mean".
         """
         S = self.loc.shape[-1]
         if weights.shape[-1] != S or weights.dim() > 2:
@@ -108,7 +109,7 @@ class Operations:
         return Aggregate(mean.to(self.loc.dtype), covariance.to(self.loc.dtype))
 
     def correlation(self, index: int) -> Tensor:
-        """Correlation of one output with all: [..., S]."""
+        """Correlation of one output with every output: [..., S]."""
         factor, diag = covariance_of(self)
         row = (factor @ factor[..., index, :, None])[..., 0]
         unit = torch.zeros(diag.shape[-1], dtype=diag.dtype, device=diag.device)
@@ -119,15 +120,15 @@ class Operations:
         return result.expand(self.loc.shape)
 
     def modes(self, k: int | None = None) -> Modes:
-        """The directions in which the outputs vary together most, k of them or all; for pictures."""
+        """The k leading directions of common variation of the outputs (all if k is None), for visualisation."""
         columns, _, singular = truncation.truncate(*covariance_of(self), k, fold=False)
         lengths = singular.to(columns.dtype)[..., None, :]
         return Modes(torch.where(lengths > 0, columns / lengths, 0), singular.to(columns.dtype))
 
     def whiten(self, value: Tensor) -> Tensor:
-        """Noise of independent standard normal entries [..., S], of which `unwhiten` makes the value again.
+        """Maps a value to independent standard normal noise [..., S]; `unwhiten` is the inverse.
 
-        Differentiable for the value and the mean, not for the covariance.
+        Differentiable with respect to the value and the mean, but not the covariance.
         """
         root, vectors, scale = _symmetric_root(self)
         x = (value.double() - self.loc.double()) / root
@@ -135,14 +136,14 @@ class Operations:
         return (x - correction / root).to(self.loc.dtype)
 
     def unwhiten(self, noise: Tensor) -> Tensor:
-        """The value [..., S] that standard normal noise stands for. Differentiable for the noise and the mean."""
+        """Maps standard normal noise to a value [..., S]. Differentiable with respect to the noise and the mean."""
         root, vectors, scale = _symmetric_root(self)
         x = noise.double()
         correction = _through(self, vectors, 1 / (scale + 1), x / root)
         return (self.loc.double() + root * x + correction).to(self.loc.dtype)
 
     def quantile(self, q: float | Tensor) -> Tensor:
-        """Marginal quantiles of every output: [..., S], with the shape of q in front."""
+        """Marginal quantiles of every output: [*q.shape, ..., S]."""
         level = torch.as_tensor(q, dtype=self.loc.dtype, device=self.loc.device)
         if bool(((level < 0) | (level > 1)).any()):
             raise ValueError(f"quantiles are between 0 and 1; got {q}")
@@ -150,14 +151,14 @@ class Operations:
         return self.loc + self.stddev * normal.reshape(*normal.shape, *(1,) * self.loc.dim())  # type: ignore[attr-defined]
 
     def energy_score(self, value: Tensor, samples: int = 64, *, generator: torch.Generator | None = None) -> Tensor:
-        """`E |X - value| - E |X - X'| / 2` by Monte Carlo, [...]: a proper score, lower is better."""
+        """`E |X - value| - E |X - X'| / 2` by Monte Carlo, [...]: a proper scoring rule; lower is better."""
         draws = self.rsample((2 * samples,), generator=generator)  # type: ignore[attr-defined]
         near, far = draws[:samples], draws[samples:]
         to_value = ((near - value).norm(dim=-1) + (far - value).norm(dim=-1)) / 2
         return (to_value - (near - far).norm(dim=-1) / 2).mean(0)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """The same Gaussian on another device or in another dtype: takes what `torch.Tensor.to` takes."""
+        """The same Gaussian on another device or in another dtype, with the arguments of `torch.Tensor.to`."""
         return _like(self, *(t.to(*args, **kwargs) for t in (self.loc, *covariance_of(self))))
 
     def save(self, path: str | Path) -> None:
@@ -170,7 +171,7 @@ class Operations:
 
     @classmethod
     def load(cls, path: str | Path) -> Any:
-        """The Gaussian that `save` wrote."""
+        """Loads a Gaussian written by `save`."""
         from safetensors.torch import load_file
 
         tensors = load_file(path)
@@ -178,9 +179,9 @@ class Operations:
 
     @classmethod
     def from_samples(cls, samples: Tensor, diag: float | Tensor, rank: int | None = None) -> Any:
-        """The Gaussian with the mean and the scatter of samples [N, ..., S], plus `diag` on the diagonal.
+        """The Gaussian with the mean and covariance of samples [N, ..., S], plus `diag` on the diagonal.
 
-        Its factor has a column for each sample, or `rank` columns with the rest folded into the diagonal.
+        The factor has one column per sample, or `rank` columns with the remaining variance added to the diagonal.
         """
         if samples.dim() < 2 or samples.shape[0] < 2:
             raise ValueError(f"samples must be [N, ..., S] with N of at least 2; got {tuple(samples.shape)}")
@@ -192,7 +193,7 @@ class Operations:
 
     @classmethod
     def from_swag(cls, mean: Tensor, square_mean: Tensor, deviations: Tensor, floor: float = 1e-30) -> Any:
-        """SWAG's Gaussian: half the variances `square_mean - mean^2`, half the scatter of deviations [K, ..., S]."""
+        """The SWAG Gaussian: half of `square_mean - mean^2` plus half the scatter of deviations [K, ..., S]."""
         if deviations.shape[0] < 2:
             raise ValueError(f"deviations must be [K, ..., S] with K of at least 2; got {tuple(deviations.shape)}")
         variance = (square_mean - mean.square()).clamp(min=floor)
@@ -206,12 +207,12 @@ def covariance_of(distribution: Any) -> tuple[Tensor, Tensor]:
 
 
 def _like(self: Any, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Any:
-    """A plain distribution with other parameters, checked as this one was."""
+    """A plain distribution with other parameters and the same `validate_args`."""
     return self._plain_type(loc, cov_factor, cov_diag, validate_args=self._validate_args)
 
 
 def _positions(index: Index, S: int, device: torch.device) -> Tensor:
-    """Positions [n] that an index stands for."""
+    """Converts an index to positions [n]."""
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.shape != (S,):
         raise ValueError(f"a bool index must have shape [{S}]; got {tuple(index.shape)}")
     every = torch.arange(S, device=device)
@@ -219,7 +220,7 @@ def _positions(index: Index, S: int, device: torch.device) -> Tensor:
 
 
 def _region_weights(labels: Tensor, reduction: str) -> Tensor:
-    """Rows of ones, or of shares, for the regions that labels [S] name."""
+    """Weights [K, S] for the sum or mean over the regions given by labels [S]."""
     if reduction not in ("sum", "mean"):
         raise ValueError(f"reduction must be 'sum' or 'mean'; got {reduction!r}")
     regions = int(labels.max()) + 1 if labels.numel() else 0
@@ -228,13 +229,15 @@ def _region_weights(labels: Tensor, reduction: str) -> Tensor:
 
 
 def _symmetric_root(self: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """sqrt(D), and with A = P / sqrt(D) the eigenvectors of A^T A and the roots of 1 plus its eigenvalues: Sigma is
-    sqrt(D) (I + A A^T) sqrt(D), and the middle has I + A V diag(1 / (scale + 1)) V^T A^T for a root."""
+    """Returns sqrt(D), the eigenvectors V of A^T A with A = P / sqrt(D), and scale = sqrt(1 + eigenvalues).
+
+    Sigma = sqrt(D) (I + A A^T) sqrt(D), and I + A V diag(1 / (scale + 1)) V^T A^T is a square root of I + A A^T.
+    """
     factor, diag = covariance_of(self)
     if torch.is_grad_enabled() and (factor.requires_grad or diag.requires_grad):
         raise NotImplementedError(
-            "whiten and unwhiten have no gradients for the covariance: give a distribution of detached parameters, or"
-            " use torch.no_grad()"
+            "whiten and unwhiten have no gradients with respect to the covariance: detach the parameters of the"
+            " distribution, or use torch.no_grad()"
         )
     values, vectors = capacitance.eigenvectors(capacitance.gram(factor, diag))
     return diag.double().sqrt(), vectors, (1 + values.clamp(min=0)).sqrt()

@@ -1,4 +1,4 @@
-"""Argument checks, all in Python and before any kernel. Each error names the argument, what was wanted, what came."""
+"""Argument checks, in Python, before any kernel runs. Each error names the argument, the expected and actual value."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class NotPositiveDefiniteError(torch.linalg.LinAlgError, ValueError):
     """The covariance is not positive definite in any precision: see `index`, `smallest_diag` and `condition`.
 
     Attributes:
-        index: where the first bad entry stands in its tensor, or None when every entry is good.
+        index: index of the first invalid entry in its tensor, or None if every entry is valid.
         smallest_diag: the smallest entry of the diagonal.
-        condition: an upper estimate of the condition number of the capacitance matrix; NaN where it has none.
+        condition: an upper estimate of the condition number of the capacitance matrix; NaN if it is undefined.
     """
 
     def __init__(self, message: str, index: tuple[int, ...] | None, smallest_diag: float, condition: float) -> None:
@@ -33,7 +33,7 @@ class NotPositiveDefiniteError(torch.linalg.LinAlgError, ValueError):
 
 
 def option(name: str, value: Any, allowed: Collection[str]) -> None:
-    """A string argument that must be one of a few."""
+    """Checks that a string argument is one of the allowed values."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
 
@@ -57,7 +57,7 @@ def non_negative(name: str, value: Any) -> None:
 
 
 def gaussian(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = None, **vectors: Tensor) -> None:
-    """Types, dtypes, devices and shapes of one call. `vectors` are the [..., S] arguments by name."""
+    """Checks types, dtypes, devices and shapes of a call. `vectors` are the [..., S] arguments by name."""
     floating("cov_factor", cov_factor)
     if cov_factor.dim() < 2:
         raise ValueError(f"cov_factor must have shape [..., S, R]; got {_shape(cov_factor)}")
@@ -121,7 +121,7 @@ def check_result(
     eps: float | None = None,
     **vectors: Tensor,
 ) -> None:
-    """Raises when a result is NaN. Every bad number of the inputs shows there, so a good call costs one small look."""
+    """Raises if a result is NaN. Every invalid input makes a result NaN, so valid inputs need no check of their own."""
     if may_inspect(result) and has_nan(result.detach()):
         explain(cov_factor, cov_diag, mask, eps, **vectors)
 
@@ -129,7 +129,7 @@ def check_result(
 def explain(
     cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, eps: float | None = None, **vectors: Tensor
 ) -> NoReturn:
-    """Finds the first bad entry and raises the error that names it."""
+    """Finds the first invalid entry and raises an error that names it."""
     diag_name = "cov_diag" if eps is None else "raw_diag"
     diag = cov_diag.detach().double()
     if eps is not None:  # finite raw entries cannot overflow
@@ -155,11 +155,11 @@ def explain(
     for name, tensor in vectors.items():
         if (index := _first(~tensor.detach().isfinite(), wide_mask)) is not None:
             raise ValueError(f"{name}{list(index)} must be finite; got {_entry(tensor, index):g}")
-    covariance_error("the numbers are finite, but their products exceed the range of float64", None)
+    covariance_error("all entries are finite, but their products exceed the range of float64", None)
 
 
 def _first(bad: Tensor, mask: Tensor | None) -> tuple[int, ...] | None:
-    """Index of the first bad entry that a mask does not exclude, in the broadcast shape."""
+    """Index of the first invalid unmasked entry, in the broadcast shape."""
     bad = bad if mask is None else bad & mask
     flat = bad.reshape(-1)
     if not bool(flat.any()):
@@ -169,6 +169,6 @@ def _first(bad: Tensor, mask: Tensor | None) -> tuple[int, ...] | None:
 
 
 def _entry(tensor: Tensor, index: tuple[int, ...]) -> float:
-    """The entry that a broadcast index falls on."""
+    """The entry at a broadcast index."""
     own = index[len(index) - tensor.dim() :]
     return float(tensor.detach()[tuple(i if n > 1 else 0 for i, n in zip(own, tensor.shape, strict=True))])

@@ -1,7 +1,7 @@
-"""How near the edge a covariance is: bounds and estimates of condition numbers, and one record of them all.
+"""Numerical diagnostics of a covariance: bounds and estimates of condition numbers, and a summary of them.
 
-Nothing here is differentiable, and nothing raises for bad numbers: their items come out as NaN. Eigenvalues are counted
-from the smallest, lambda_1, to the largest, lambda_S.
+These functions are not differentiable. Invalid numbers do not raise an error; the results of their batch items are NaN.
+Eigenvalues are numbered in ascending order, from lambda_1 (smallest) to lambda_S (largest).
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ __all__ = [
 
 METHODS = ("lanczos", "power")
 QUANTILES = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
-AT_FLOOR = 1.01  # a diagonal entry counts as at the floor up to this multiple of it
+AT_FLOOR = 1.01  # a diagonal entry up to this multiple of the floor counts as at the floor
 
 
 @torch.no_grad()
 def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound on the condition number of Sigma, each [...] in float64, by Weyl's inequality.
+    """Lower and upper bounds on the condition number of Sigma, each [...] in float64, by Weyl's inequality.
 
         (|P|^2 + lambda_1(D)) / lambda_{R+1}(D)  <=  kappa(Sigma)  <=  (|P|^2 + lambda_S(D)) / lambda_1(D)
 
-    with the spectral norm of P from its R x R Gram matrix, and the entries of D in ascending order: lambda_1(D) is the
-    smallest one. With no more outputs than columns there is no lambda_{R+1}(D); then the smallest of all of Weyl's
-    bounds on lambda_1(Sigma) takes its place.
+    |P| is the spectral norm of P, computed from its R x R Gram matrix, and lambda_k(D) is the k-th smallest entry of D.
+    If S <= R, there is no lambda_{R+1}(D); the smallest of all of Weyl's bounds on lambda_1(Sigma) is used instead.
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
     spectrum = _eigenvalues(capacitance.gram(cov_factor, None, mask))
@@ -49,14 +48,17 @@ def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | Non
 
 @torch.no_grad()
 def capacitance_condition(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Condition number of the capacitance `I + P^T D^-1 P`, [...] in float64, from the singular values of its Cholesky
-    factor. Beyond 1e14, where that factor ends, it is that of a QR decomposition."""
+    """Condition number of the capacitance matrix `I + P^T D^-1 P`, [...] in float64.
+
+    It is computed from the singular values of the Cholesky factor. From 1e14 on, where that factor is not accurate
+    enough, the factor comes from a QR decomposition.
+    """
     _validate.gaussian(cov_factor, cov_diag, mask)
     return _condition(capacitance.gram(cov_factor, cov_diag, mask), cov_factor, cov_diag, mask)
 
 
 class ExtremeEigenvalues(NamedTuple):
-    """The ends of the spectrum of Sigma, each [...] in float64.
+    """The smallest and largest eigenvalue of Sigma, each [...] in float64.
 
     A residual is relative: an eigenvalue of Sigma lies within `residual * value` of the value given.
     """
@@ -66,7 +68,7 @@ class ExtremeEigenvalues(NamedTuple):
     smallest_residual: Tensor
     largest_residual: Tensor
     converged: Tensor  # bool: both residuals are within the tolerance
-    iterations: Tensor  # products with Sigma and solves together
+    iterations: Tensor  # total number of products with Sigma and solves
 
     @property
     def condition(self) -> Tensor:
@@ -78,14 +80,15 @@ class ExtremeEigenvalues(NamedTuple):
 def extreme_eigenvalues(
     cov_factor: Tensor, cov_diag: Tensor, *, tol: float = 1e-6, max_iter: int = 500, method: str = "lanczos"
 ) -> ExtremeEigenvalues:
-    """Smallest and largest eigenvalue of Sigma, by iteration in float64, item after item.
+    """Smallest and largest eigenvalue of Sigma, by iteration in float64, one batch item at a time.
 
     Args:
         tol: largest relative residual of a converged eigenvalue.
-        max_iter: products with the matrix, for each of the two.
-        method: "lanczos", restarted, on Sigma and on `(Sigma - s I)^-1` with a shift s just below the smallest diagonal
-            entry, which is itself just below the smallest eigenvalue; or "power", the plain iteration on Sigma and
-            Sigma^-1, whose smallest eigenvalue may take thousands of steps because its neighbours are close.
+        max_iter: largest number of products with the matrix, for each of the two eigenvalues.
+        method: "lanczos" is a restarted Lanczos method on Sigma and on `(Sigma - s I)^-1`. The shift s is just below
+            the smallest diagonal entry, which is itself just below the smallest eigenvalue. "power" is plain power
+            iteration on Sigma and Sigma^-1; the smallest eigenvalue may take thousands of steps, because the
+            neighbouring eigenvalues are close to it.
     """
     _validate.gaussian(cov_factor, cov_diag)
     _validate.non_negative("tol", tol)
@@ -105,24 +108,24 @@ def extreme_eigenvalues(
 
 
 class Diagnosis(NamedTuple):
-    """What `diagnose` found. Batch dimensions lead; all but the counts are float64."""
+    """The result of `diagnose`. Batch dimensions come first; all tensors except the counts are float64."""
 
     outputs: int
     rank: int
     condition_lower: Tensor  # [...] bounds on the condition number of Sigma
     condition_upper: Tensor
     capacitance_condition: Tensor  # [...]
-    floor: Tensor  # [...] eps, or the smallest diagonal entry where none was told
-    share_at_floor: Tensor  # [...] of the diagonal entries, those up to 1.01 times the floor
-    largest_leverage: Tensor  # [...] of an output: 1 where the low-rank part explains all of it
-    spectrum: Tensor  # [..., R] eigenvalues of P P^T, the largest first
-    effective_rank: Tensor  # [...] exp of the entropy of the spectrum's shares
-    diag_quantiles: Tensor  # [..., 7] of D, at 0, 1, 10, 50, 90, 99 and 100 %
-    bad_entries: Tensor  # [...] int64: entries of P or D that are not finite, or of D not positive
+    floor: Tensor  # [...] eps, or the smallest diagonal entry if eps is None
+    share_at_floor: Tensor  # [...] share of diagonal entries up to 1.01 times the floor
+    largest_leverage: Tensor  # [...] over outputs; 1 if the low-rank part explains an output completely
+    spectrum: Tensor  # [..., R] eigenvalues of P P^T, in descending order
+    effective_rank: Tensor  # [...] exp of the entropy of the normalised spectrum
+    diag_quantiles: Tensor  # [..., 7] quantiles of D at 0, 1, 10, 50, 90, 99 and 100 %
+    bad_entries: Tensor  # [...] int64: number of non-finite entries of P or D, and non-positive entries of D
 
     @property
     def verdict(self) -> str:
-        """In plain words, of the worst item: what is wrong, and what helps."""
+        """A text that describes the problem of the worst batch item and how to fix it."""
         return _verdict(self)
 
     def __str__(self) -> str:
@@ -131,10 +134,10 @@ class Diagnosis(NamedTuple):
 
 @torch.no_grad()
 def diagnose(cov_factor: Tensor, cov_diag: Tensor, eps: float | None = None) -> Diagnosis:
-    """The numerical health of a covariance, for less than a training step: print the result.
+    """Diagnoses the numerical health of a covariance, at less than the cost of a training step. Print the result.
 
     Args:
-        eps: the floor of the diagonal, `positive_diag`'s. Unless told, the smallest entry counts as it.
+        eps: the floor (lower bound) of the diagonal, as in `positive_diag` (default: the smallest diagonal entry).
     """
     _validate.gaussian(cov_factor, cov_diag)
     if eps is not None:
@@ -172,15 +175,15 @@ def _sortable(cov_diag: Tensor, mask: Tensor | None, absent: float) -> Tensor:
 
 
 def _eigenvalues(gram: Tensor) -> Tensor:
-    """[..., R] ascending, not below 0; NaN for a matrix that has a NaN."""
+    """[..., R] in ascending order, clamped at 0; NaN for a matrix that is not finite."""
     good = gram.isfinite().all(-1).all(-1)[..., None]
     values = torch.linalg.eigvalsh(torch.where(good[..., None], gram, 0)).clamp(min=0)
     return torch.where(good, values, torch.nan)
 
 
 def _bounds(spectrum: Tensor, ascending_last: Tensor, descending_last: Tensor) -> tuple[Tensor, Tensor]:
-    """Weyl's bounds from the eigenvalues of P^T P [..., R] and the diagonal [..., S], where what is masked stands once
-    for infinity and once for minus infinity."""
+    """Weyl's bounds from the eigenvalues of P^T P [..., R] and the diagonal [..., S]. Masked entries are infinity in
+    `ascending_last` and minus infinity in `descending_last`."""
     S, R = ascending_last.shape[-1], spectrum.shape[-1]
     smallest, largest = ascending_last.amin(-1), descending_last.amax(-1)
     norm = spectrum[..., -1] if R else torch.zeros_like(smallest)
@@ -206,7 +209,7 @@ def _condition(gram: Tensor, cov_factor: Tensor, cov_diag: Tensor, mask: Tensor 
 
 
 def _condition_of(chol: Tensor) -> Tensor:
-    """Of L L^T, whose eigenvalues are 1 or more."""
+    """Condition number of L L^T, whose eigenvalues are at least 1."""
     good = chol.isfinite().all(-1).all(-1)
     eye = torch.eye(chol.shape[-1], dtype=chol.dtype, device=chol.device)
     values = torch.linalg.svdvals(torch.where(good[..., None, None], chol, eye))
@@ -214,7 +217,7 @@ def _condition_of(chol: Tensor) -> Tensor:
 
 
 def _extremes(P: Tensor, D: Tensor, tol: float, max_iter: int, method: str) -> tuple[float, ...]:
-    """smallest, largest, their residuals, iterations of one item."""
+    """Smallest and largest eigenvalue, their residuals, and the iterations, for one batch item."""
     if not bool((D.isfinite() & (D > 0)).all() & P.isfinite().all()) or D.numel() == 0:
         return (math.nan, math.nan, math.nan, math.nan, 0)
     sigma = Covariance(P, D.double())
@@ -225,13 +228,13 @@ def _extremes(P: Tensor, D: Tensor, tol: float, max_iter: int, method: str) -> t
     shift = 0.0
     if method == "lanczos":
         low, high = sigma.smallest_within()
-        if high - low <= tol * low:  # as at a floor that more than R outputs share
+        if high - low <= tol * low:  # for example, if more than R outputs are at the floor
             return (low, largest, (high - low) / low, largest_residual, products)
         shift = low - max(0.1 * (high - low), 1e-4 * low)
     inverse = sigma.inverse(shift)
 
     def relative(value: float, residual: float) -> float:
-        # |1 / (lambda - shift) - value| <= residual, in terms of lambda = shift + 1 / value
+        # |1 / (lambda - shift) - value| <= residual, expressed in lambda = shift + 1 / value
         return residual / (value * value * (shift + 1 / value))
 
     value, smallest_residual, solves = iterate(inverse, start, relative, tol, max_iter)
@@ -243,22 +246,22 @@ ADVICE = "raise eps, lower the rank, or lower the weight alpha of the likelihood
 
 def _verdict(d: Diagnosis) -> str:
     if d.condition_upper.numel() == 0:
-        return "Empty: there is nothing to judge."
+        return "Empty: there are no covariances to diagnose."
     if int(d.bad_entries.sum()):
-        return f"Not a covariance: {int(d.bad_entries.sum())} entries are not finite, or of the diagonal not positive."
+        return f"Invalid covariance: {int(d.bad_entries.sum())} entries are not finite, or not positive in D."
     condition, share = float(d.capacitance_condition.max()), float(d.share_at_floor.max())
     if condition >= CHOLESKY_CONDITION:
-        words = f'Beyond a Cholesky in float64: use precision="qr", and {ADVICE}.'
+        words = f'Too ill-conditioned for a float64 Cholesky factorisation: use precision="qr", and {ADVICE}.'
     elif condition >= GRADIENT_CONDITION:
-        words = f"At the edge: gradients begin to lose digits even in float64; {ADVICE}."
+        words = f"Ill-conditioned: gradients begin to lose digits even in float64; {ADVICE}."
     elif max(condition, float(d.condition_lower.max())) >= FLOAT32_CONDITION:
-        words = f"Safe here, but float32 arithmetic may fail. To be safe there too: {ADVICE}."
+        words = f"Safe with this package, but float32 arithmetic may fail elsewhere. To be safe there too: {ADVICE}."
     else:
         words = "Healthy."
     if share > 0.5:
-        words += f" {share:.0%} of the diagonal is at its floor: the floor holds, and the data may allow a lower eps."
+        words += f" {share:.0%} of the diagonal is at its floor: the floor is active; the data may allow a lower eps."
     if d.rank >= 4 and float(d.effective_rank.min()) < 0.5 * d.rank:
-        words += f" The factor acts like {float(d.effective_rank.min()):.1f} of its {d.rank} columns: fewer would do."
+        words += f" The effective rank is {float(d.effective_rank.min()):.1f} with {d.rank} columns: fewer may suffice."
     return words
 
 

@@ -1,4 +1,4 @@
-"""The drop-in for `torch.distributions.LowRankMultivariateNormal`."""
+"""A drop-in replacement for `torch.distributions.LowRankMultivariateNormal`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ __all__ = ["LowRankMultivariateNormal"]
 
 
 class LowRankMultivariateNormal(Operations, TorchLowRankMultivariateNormal):
-    """A multivariate normal with covariance `diag(cov_diag) + cov_factor cov_factor^T`, on the fused kernels.
+    """A multivariate normal with covariance `diag(cov_diag) + cov_factor cov_factor^T`, using the fused kernels.
 
-    Constructor, results and attributes are those of torch's class, of which this is a subclass. The difference is in
-    what it costs: nothing is factorised until a density is asked for, batches that share a factor or a diagonal are
-    not materialised, and float32 inputs are accumulated in float64.
+    This is a subclass of torch's class, with the same constructor, results and attributes. It differs in cost and
+    accuracy: the covariance is factorised only when a density is computed, batches that share a factor or a diagonal
+    are not materialised, and float32 inputs are accumulated in float64.
 
-    `patch_torch` puts these same methods on torch's class, so none of them may call `super()`.
+    `patch_torch` adds the same methods to torch's class, so none of them may call `super()`.
 
     Args:
         loc: mean, [..., S]
         cov_factor: [..., S, R]
         cov_diag: [..., S], positive
-        validate_args: whether bad numbers raise. On a GPU or in compiled code they are never looked for.
+        validate_args: whether invalid numbers raise an error. On a GPU and in compiled code they are not checked.
     """
 
     @property
     def _plain_type(self) -> type:
-        """What methods return that give another Gaussian."""
+        """The type returned by methods that create another Gaussian."""
         return LowRankMultivariateNormal
 
     def __init__(self, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor, validate_args: bool | None = None) -> None:
@@ -74,10 +74,10 @@ class LowRankMultivariateNormal(Operations, TorchLowRankMultivariateNormal):
 
     @lazy_property
     def _capacitance_tril(self) -> Tensor:
-        """Cholesky factor of `I + P^T D^-1 P`. torch's class has it eagerly, and other people's code reads it."""
+        """Cholesky factor of `I + P^T D^-1 P`. torch's class computes it eagerly, and third-party code reads it."""
         return functional.capacitance_cholesky(*covariance_of(self))[0]
 
-    # The dense matrices go through float64: in float32 their own Cholesky can fail where the covariance is good.
+    # Dense matrices are computed in float64: in float32 their Cholesky factorisation can fail for a valid covariance.
     @lazy_property
     def scale_tril(self) -> Tensor:
         root = self._unbroadcasted_cov_diag.double().sqrt()[..., None]
@@ -126,14 +126,14 @@ def _terms(self: Any, vectors: dict[str, Tensor], **weights: float) -> Tensor:
 
 
 def _factorisation(self: Any) -> Factorisation:
-    """Made on demand: an instance of torch's class that was made before `patch_torch` has none."""
+    """Created on demand: an instance of torch's class created before `patch_torch` has none."""
     if "_factorisation" not in vars(self):
         self._factorisation = Factorisation()
     return vars(self)["_factorisation"]
 
 
 def _checked_batch_shape(loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> torch.Size:
-    """The broadcast batch shape, or torch's own errors."""
+    """Returns the broadcast batch shape, or raises the same errors as torch."""
     if loc.dim() < 1:
         raise ValueError("loc must be at least one-dimensional.")
     if cov_factor.dim() < 2:
@@ -156,7 +156,7 @@ def _checked_batch_shape(loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> t
 
 
 def _check_parameters(distribution: Distribution, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> None:
-    """torch's constraints on the parameters. NaN shows in a sum, which needs no temporary of the factor's size."""
+    """Checks torch's constraints on the parameters. A sum detects NaN without a temporary of the factor's size."""
     for name, tensor in (("loc", loc), ("cov_factor", cov_factor), ("cov_diag", cov_diag)):
         plain = tensor.detach()
         if plain.numel() == 0 or not (bool(plain.sum().isnan()) or (name == "cov_diag" and not bool(plain.min() > 0))):

@@ -1,22 +1,24 @@
 """The functions of the package: names, defaults and the choice of a backend.
 
-All take `cov_factor` [..., S, R] and `cov_diag` [..., S], standing for `Sigma = diag(cov_diag) + cov_factor
+All functions take `cov_factor` [..., S, R] and `cov_diag` [..., S], which define `Sigma = diag(cov_diag) + cov_factor
 cov_factor^T`. Batch dimensions broadcast and are not materialised. `cov_factor` may have any strides: row-major (R
 contiguous) and rank-major (S contiguous, a `[..., R, S]` tensor passed as `.mT`) are both read in place. float32,
-float64, bfloat16 and float16 are accepted, all tensors of a call in one dtype; sums are accumulated in float64, scalar
-results of half types come back in float32, and gradients have the input's dtype.
+float64, bfloat16 and float16 are accepted; all tensors of a call must have the same dtype. Sums are accumulated in
+float64. Scalar results of half-precision inputs are float32, and gradients have the input's dtype.
 
 Common arguments:
-    mask: bool [..., S], True where an output exists. A False output adds nothing and gets a zero gradient; its value,
-        mean, diagonal and factor row may be anything, NaN included.
-    precision: "auto" (always within the error budget: float64, or float32 products where a certificate from the
-        capacitance and from the cancellation in the Mahalanobis term allows them), or "float64" or "float32" to force;
-        "qr" for a factorisation that does not form the capacitance, several times slower (`log_prob`, `mahalanobis`,
-        `logdet`, `entropy` and `nll_loss`). "auto" takes it by itself for items beyond a Cholesky, in eager mode on
-        the CPU; elsewhere it must be asked for, beyond a condition number near 1e11.
-    on_failure: "raise" for an error that names the first bad number, "nan" for NaN in the bad items alone, with zero
-        gradients. On a GPU and in compiled or transformed (torch.func) code nothing is inspected: it is always "nan".
-    backend: a name of `backends()`, or None for the best that serves these tensors.
+    mask: bool [..., S], True where an output exists. A masked output (False) contributes nothing and has a zero
+        gradient; its value, mean, diagonal and factor row may be arbitrary, including NaN.
+    precision: "auto" stays within the error budget: it uses float64, or float32 products where a certificate, computed
+        from the capacitance matrix and from the cancellation in the Mahalanobis term, allows them. "float64" and
+        "float32" force the precision of the products. "qr" uses a factorisation that does not form the capacitance
+        matrix; it is several times slower and available in `log_prob`, `mahalanobis`, `logdet`, `entropy` and
+        `nll_loss`. In eager mode on the CPU, "auto" switches to QR for batch items whose capacitance matrix is too
+        ill-conditioned for a Cholesky factorisation. Elsewhere, pass "qr" for condition numbers above about 1e11.
+    on_failure: "raise" raises an error that names the first invalid number. "nan" returns NaN for the invalid batch
+        items only, with zero gradients. On a GPU, and inside `torch.compile` or `torch.func`, inputs are not checked
+        and the behaviour is always "nan".
+    backend: a name from `backends()`, or None for the best one that supports these tensors.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Options(NamedTuple):
     precision: str = "auto"
     on_failure: str = "raise"
     backend: str | None = None
-    eps: float | None = None  # with it, the diagonal is raw, and `eps + exp(raw)` is taken inside the kernels
+    eps: float | None = None  # if given, the diagonal is raw, and the kernels compute `eps + exp(raw)`
 
 
 def log_prob(
@@ -102,7 +104,7 @@ def logdet(
     on_failure: str = "raise",
     backend: str | None = None,
 ) -> Tensor:
-    """Log-determinant of Sigma, of its unmasked part with a mask: shape [...]."""
+    """Log-determinant of Sigma, or of its unmasked part if there is a mask: shape [...]."""
     options = Options(mask, precision, on_failure, backend)
     return terms({}, cov_factor, cov_diag, options, maha=0.0, logdet=1.0)
 
@@ -136,13 +138,13 @@ def nll_loss(
     on_failure: str = "raise",
     backend: str | None = None,
 ) -> Tensor:
-    """Negative log-density of `target` [..., S] per (unmasked) output, its diagonal `positive_diag(raw_diag, eps)`.
+    """Negative log-density of `target` [..., S] per (unmasked) output, with diagonal `positive_diag(raw_diag, eps)`.
 
     Args:
-        eps: bounds the variance from below: `D = eps + exp(raw_diag)`, taken inside the kernels, without a temporary.
-        eps_std: bounds the standard deviation instead: `eps = eps_std ** 2`.
-        transform: "softplus" for `D = eps + softplus(raw_diag)`, which takes a temporary of raw_diag's size.
-        reduction: over batch items: "mean", "sum", or "none" for shape [...].
+        eps: lower bound on the variance. The kernels compute `D = eps + exp(raw_diag)` without a temporary.
+        eps_std: lower bound on the standard deviation, used instead of eps: `eps = eps_std ** 2`.
+        transform: "exp", or "softplus" for `D = eps + softplus(raw_diag)`, which needs a temporary of raw_diag's size.
+        reduction: reduction over batch items: "mean", "sum", or "none" for shape [...].
     """
     _validate.option("reduction", reduction, _validate.REDUCTIONS)
     floor = _floor(eps, eps_std)
@@ -161,14 +163,15 @@ def nll_loss(
 def positive_diag(
     raw: Tensor, eps: float | None = None, *, eps_std: float | None = None, transform: str = "exp"
 ) -> Tensor:
-    """A diagonal from unconstrained numbers: `eps + exp(raw)`, for the variances of a Gaussian.
+    """Maps unconstrained numbers to a positive diagonal, `eps + exp(raw)`, for the variances of a Gaussian.
 
-    The exponential does not overflow: above 80 (350 in float64, 11 in float16) the result stays what it is there, and
-    so does its gradient, which is thus finite and not zero for any finite number.
+    The exponential does not overflow: above 80 (350 in float64, 11 in float16) the result and its gradient are
+    constant. The gradient is therefore finite and non-zero for any finite number.
 
     Args:
-        eps: the floor of the variance.
-        eps_std: the floor of the standard deviation; the variance's is its square. One of the two must be given.
+        eps: lower bound on the variance.
+        eps_std: lower bound on the standard deviation; its square is the lower bound on the variance. Exactly one of
+            eps and eps_std must be given.
         transform: "exp", or "softplus" for `eps + log(1 + exp(raw))`, which grows linearly.
     """
     _validate.floating("raw", raw)
@@ -191,8 +194,8 @@ def capacitance_cholesky(
 ) -> tuple[Tensor, Tensor]:
     """Lower Cholesky factor [..., R, R] of the capacitance `I + P^T D^-1 P`, and `info` [...].
 
-    `info` is 0 for a good item and 1 where a number was not finite or the diagonal not positive; there the factor is
-    NaN. Nothing is raised for such values.
+    `info` is 0 for a valid batch item. It is 1, and the factor is NaN, if a number is not finite or the diagonal is not
+    positive. Such values do not raise an error.
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
     _validate.option("precision", precision, OP_PRECISIONS)
@@ -221,7 +224,7 @@ def solve(
     else:
         result = Solve.apply(rhs, cov_factor, cov_diag, OP_PRECISIONS[precision], chosen)[0]
     if on_failure == "raise":
-        # One bad number makes a whole item NaN, so one entry of each tells.
+        # One invalid number makes the whole batch item NaN, so it is enough to check one entry of each.
         _validate.check_result(result[..., :1], cov_factor, cov_diag, None, rhs=rhs)
     return result
 
@@ -251,10 +254,12 @@ def rsample(
     Draws the same numbers as `torch.distributions.LowRankMultivariateNormal.rsample` from the same generator state.
 
     Args:
-        antithetic: the second half of the samples mirrors the first at the mean; their number must be even.
-        noise: standard normal numbers to use instead of fresh ones, for the columns [*sample_shape, ..., R] and for the
-            outputs [*sample_shape, ..., S]: two Gaussians sampled with the same noise differ by their parameters alone.
-        mask: bool [..., S], True for the outputs to be sampled; the others stay at the mean.
+        antithetic: if True, the second half of the samples mirrors the first half about the mean; the number of samples
+            must be even.
+        noise: standard normal numbers to use instead of new ones, for the columns [*sample_shape, ..., R] and for the
+            outputs [*sample_shape, ..., S]. Samples of two Gaussians with the same noise differ only because of the
+            parameters.
+        mask: bool [..., S], True for the outputs to sample; the others are set to the mean.
     """
     _validate.gaussian(cov_factor, cov_diag, loc=loc)
     batch_shape = torch.broadcast_shapes(loc.shape[:-1], cov_factor.shape[:-2], cov_diag.shape[:-1])
@@ -262,7 +267,7 @@ def rsample(
     noise_factor, noise_diag = _noise(
         loc, cov_factor, shape, generator, tuple(sample_shape) if antithetic else False, noise
     )
-    # The factor is shared by all samples: bring them together as the rows of one product.
+    # All samples share the factor, so they become the rows of one product.
     views = BatchViews(cov_factor, cov_diag, None, (noise_diag,))
     P = _multipliable(views.factor(cov_factor))  # [F, S, R]
     rows = _multipliable(views.rows(noise_factor))  # [F, K N, R]
@@ -295,7 +300,7 @@ def _noise(
 
 
 def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
-    """Diagonal of `Sigma^-1`: shape [..., S]. Not public: KL divergences need it."""
+    """Diagonal of `Sigma^-1`: shape [..., S]. Not public; used by the KL divergences."""
     chosen = dispatch.choose(None, cov_factor.device.type)
     if chosen == "reference":
         return reference.precision_diag(cov_factor, cov_diag)
@@ -315,8 +320,8 @@ def terms(
 ) -> Tensor:
     """`maha * M + logdet * log det Sigma + per_output * (number of outputs)`: the core of all scalar functions.
 
-    `vectors` holds what is scored, then its mean, each if there is one, under the names that errors should use. A
-    distribution passes its `factorisation`, which outlives the call.
+    `vectors` holds the value and its mean, in this order; either may be missing. Their keys are the names used in
+    error messages. A distribution passes its `factorisation`, which outlives the call.
     """
     mask, precision, on_failure, backend, eps = options
     _validate.gaussian(cov_factor, cov_diag, mask, **vectors)
@@ -324,7 +329,7 @@ def terms(
     value, loc = (*vectors.values(), None, None)[:2]
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
     chosen = dispatch.choose(backend, cov_factor.device.type)
-    # With more columns than outputs the S x S matrix is factorised instead, with torch's own functions.
+    # With more columns than outputs, torch factorises the S x S matrix instead.
     if chosen == "reference" or reference.is_wide(cov_factor):
         result = reference.terms(
             *(value, loc, cov_factor, cov_diag),
@@ -346,12 +351,12 @@ def terms(
 
 
 def _floor(eps: float, eps_std: float | None) -> float:
-    """The least variance."""
+    """The lower bound on the variance."""
     name, value = ("eps", eps) if eps_std is None else ("eps_std", eps_std)
     _validate.non_negative(name, value)
     return float(value if eps_std is None else value * value)
 
 
 def _multipliable(matrix: Tensor) -> Tensor:
-    """Half types widened on the CPU, where their matrix products lose accuracy or, on some machines, trap."""
+    """Widens half-precision matrices on the CPU, where their products lose accuracy or, on some machines, trap."""
     return matrix.float() if matrix.device.type == "cpu" and matrix.dtype.itemsize == 2 else matrix

@@ -1,4 +1,4 @@
-"""Gradients that are not finite, kept from spoiling a model."""
+"""Protection of a model against non-finite gradients."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MODES = ("zero", "skip")
 
 @torch.no_grad()
 def filter_gradients(parameters: Tensor | Iterable[Tensor], mode: str = "zero") -> int:
-    """Drops a step whose gradients are not all finite: call it between `backward()` and `optimizer.step()`.
+    """Drops a step whose gradients are not all finite. Call it between `backward()` and `optimizer.step()`.
 
-    One bad number spoils the whole step, so all gradients of the step go, not the bad ones alone.
+    One non-finite number invalidates the whole step, so all gradients of the step are dropped.
 
     Args:
-        mode: "zero" sets them to zero: the optimizer's momentum and decay still move. "skip" sets them to None: torch's
-            optimizers then leave the parameters and their own state alone.
+        mode: "zero" sets the gradients to zero; the optimizer still applies momentum and weight decay. "skip" sets the
+            gradients to None; torch's optimizers then change neither the parameters nor their own state.
 
     Returns:
-        the number of parameters whose gradient was not finite; 0 for a good step, whose gradients are left as they are.
-        So `dropped += lrd.filter_gradients(model.parameters()) > 0` counts the steps.
+        The number of parameters whose gradient was not finite. If it is 0, the gradients are unchanged.
+        `dropped += lrd.filter_gradients(model.parameters()) > 0` counts the dropped steps.
     """
     _validate.option("mode", mode, MODES)
     if isinstance(parameters, Tensor):
@@ -34,7 +34,7 @@ def filter_gradients(parameters: Tensor | Iterable[Tensor], mode: str = "zero") 
     owners = [p for p in parameters if p.grad is not None]
     if not owners:
         return 0
-    # Counted per device, so that a device is waited for once.
+    # Count per device, to synchronise once per device.
     finite: dict[torch.device, list[Tensor]] = {}
     for owner in owners:
         gradient: Tensor = owner.grad  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""`python -m lrd_kernels.info`: what is installed, which backends serve and why not, and a short self-test.
+"""`python -m lrd_kernels.info`: versions, available backends (and why one is missing), and a short self-test.
 
-With `--self-test` a longer one, on the device of your choice: accuracy, determinism and times beside torch's class, as
-a table and as one JSON file, to look at or to send back.
+`--self-test` runs a longer self-test on a device of your choice. It measures accuracy, determinism and times compared
+with torch's class, prints a table and writes a JSON file, to read or to send with a report.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lrd_kernels import functional, reference, testing
 from lrd_kernels.ops import dispatch, load
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# What a gradient in a dtype may be off by, as a share of its largest entry; results are never narrower than float32.
+# The largest allowed error of a gradient, relative to its largest entry. Results are float32 or float64.
 GRADIENT_ERROR = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 1e-2, "float16": 2e-3}
 RESULT_ERROR = {"float32": 1e-6, "float64": 1e-12, "bfloat16": 1e-6, "float16": 1e-6}
 SHAPES = ((1, 1000, 7), (3, 513, 16), (2, 2000, 64), (1, 700, 130))  # batch, outputs, rank
@@ -33,7 +33,7 @@ NAMES = ("log_prob", "grad_value", "grad_loc", "grad_factor", "grad_diag")
 
 
 def report() -> list[str]:
-    """Versions, backends, instruction sets and threads, a line each."""
+    """Versions, backends, instruction sets and threads, one per line."""
     lines = [
         f"lrd-kernels {lrd.__version__}",
         f"python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}",
@@ -43,12 +43,12 @@ def report() -> list[str]:
     for name, status in lrd.backends().items():
         lines.append(f"  {name:<10} {'yes' if status.available else 'no '}  {status.detail}")
     if isas := load.available_isas():
-        lines.append(f"instruction sets here: {', '.join(isas)}; in use: {load.cpu_isa()}")
+        lines.append(f"available instruction sets: {', '.join(isas)}; in use: {load.cpu_isa()}")
     return lines
 
 
 def cpu_model() -> str:
-    """The name of the CPU, as the operating system gives it."""
+    """The name of the CPU, as reported by the operating system."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -58,7 +58,7 @@ def cpu_model() -> str:
 
 
 def short_test(seconds: float = 5.0) -> list[str]:
-    """Values and gradients of every available backend beside the reference, for at most `seconds`. Lists failures."""
+    """Compares every available backend with the reference, for at most `seconds`, and returns the failures."""
 
     def plain_log_prob(*inputs: torch.Tensor) -> torch.Tensor:
         return reference.log_prob(*inputs, dtype=torch.float32)
@@ -91,7 +91,7 @@ def short_test(seconds: float = 5.0) -> list[str]:
 
 
 def accuracy(device: torch.device, backend: str | None) -> list[dict[str, Any]]:
-    """log p and its gradients beside the reference in float64, in both layouts and four dtypes."""
+    """Compares log p and its gradients with the reference in float64, for both layouts and four dtypes."""
     rows = []
     for name, dtype in DTYPES.items():
         for layout in ("row", "rank"):
@@ -126,7 +126,7 @@ def reference_log_prob(value: Tensor, loc: Tensor, cov_factor: Tensor, cov_diag:
 
 
 def times(device: torch.device, backend: str | None, repeats: int) -> list[dict[str, Any]]:
-    """Forward plus backward in milliseconds, the least of some, beside torch's class."""
+    """Minimum time of forward plus backward in milliseconds, compared with torch's class."""
     rows = []
     for B, S, R in TIMED:
         inputs = [t.to(device).requires_grad_() for t in testing.make_inputs((B,), S, R, dtype=torch.float32)]
@@ -173,7 +173,7 @@ def deterministic(device: torch.device, backend: str | None) -> bool:
 
 
 def self_test(device: torch.device, backend: str | None, repeats: int, output: Path) -> int:
-    """Prints the table and writes the file. 0 if all is well."""
+    """Prints the table, writes the file and returns 0 if all tests pass."""
     document: dict[str, Any] = {
         "lrd_kernels": lrd.__version__,
         "torch": torch.__version__,
@@ -192,7 +192,7 @@ def self_test(device: torch.device, backend: str | None, repeats: int, output: P
         print(
             f"{row['dtype']:9} {row['layout']:5} {shape:12} {'ok' if row['ok'] else 'WRONG':6}{worst[0]} {worst[1]:.1e}"
         )
-    print(f"same bits in a second run: {document['deterministic']}")
+    print(f"bitwise identical in a second run: {document['deterministic']}")
     for row in document["times"]:
         shape = "x".join(map(str, row["shape"]))
         print(f"{shape:12} {row['lrd_ms']:9.3f} ms, torch's class {row['torch_ms']:9.3f} ms")
@@ -205,18 +205,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lrd_kernels.info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--self-test", action="store_true", help="the longer self-test; the other options are for it")
-    parser.add_argument("--device", help="(default: cuda where there is a GPU, else cpu)")
-    parser.add_argument("--backend", choices=sorted(lrd.backends()), help="(default: the device's own)")
-    parser.add_argument("--repeats", type=int, help="of each timing; 0 for none (default: 10)")
-    parser.add_argument("--output", type=Path, help="(default: lrd_selftest.json)")
+    parser.add_argument("--self-test", action="store_true", help="run the longer self-test, with the other options")
+    parser.add_argument("--device", help="device to test (default: cuda if there is a GPU, else cpu)")
+    parser.add_argument("--backend", choices=sorted(lrd.backends()), help="(default: the best for the device)")
+    parser.add_argument("--repeats", type=int, help="repeats of each timing; 0 skips the timings (default: 10)")
+    parser.add_argument("--output", type=Path, help="JSON file to write (default: lrd_selftest.json)")
     options = parser.parse_args(argv)
     given = [name for name in ("device", "backend", "repeats", "output") if getattr(options, name) is not None]
     if given and not options.self_test:
-        parser.error(f"--{given[0]} goes with --self-test")
+        parser.error(f"--{given[0]} requires --self-test")
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("torch finds no GPU here")
+        parser.error("no GPU is available to torch")
     if options.self_test:
         repeats = 10 if options.repeats is None else options.repeats
         return self_test(torch.device(device), options.backend, repeats, options.output or Path("lrd_selftest.json"))
@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verdict = "passed" if not failures else f"FAILED in {len(failures)} places"
         print(f"self-test against the reference: {verdict} ({time.monotonic() - start:.1f} s)")
     else:
-        print("self-test: only the reference is here, nothing to compare")
+        print("self-test skipped: only the reference backend is available")
     print("\n".join(failures), end="\n" if failures else "")
     return 1 if failures else 0
 

@@ -1,10 +1,11 @@
-"""From T sampled predictions to one Gaussian, by the law of total covariance.
+"""Combines T sampled predictions into one Gaussian, by the law of total covariance.
 
-With predictions `N(mu_t, diag(D_t) + P_t P_t^T)`, mean and diagonal are the means over t, and the low-rank part is
+For predictions `N(mu_t, diag(D_t) + P_t P_t^T)`, the mean and the diagonal are means over t, and the factor is
 
     P = [ P_1 .. P_T / sqrt(T)  |  (mu_1 - mu) .. (mu_T - mu) / sqrt(T - 1) ]
 
-the aleatoric part, what every prediction is unsure of, beside the epistemic one, what they differ in.
+The left block is the aleatoric part, the uncertainty within each prediction. The right block is the epistemic part,
+the differences between predictions.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ __all__ = ["JointAccumulator", "JointNormal", "SemidefiniteNormal", "joint", "mi
 
 
 class SemidefiniteNormal(LowRankMultivariateNormal):
-    """A Gaussian whose covariance need not be invertible, like that of T sampled means: it has variances, modes and
-    samples, and no density."""
+    """A Gaussian whose covariance may be singular, such as that of T sampled means.
+
+    It has variances, modes and samples, but no density.
+    """
 
     def log_prob(self, value: Tensor) -> Tensor:
         raise NotImplementedError(
-            "this part has no density: its covariance has fewer dimensions than there are outputs, and gives"
-            " probability 0 to almost every value. Score the joint distribution, or the aleatoric part"
+            "this part has no density: the rank of its covariance is lower than the number of outputs, so almost every"
+            " value has probability 0. Score the joint distribution or the aleatoric part instead"
         )
 
     def entropy(self) -> Tensor:
-        raise NotImplementedError("this part has no density, and its entropy is minus infinity")
+        raise NotImplementedError("this part has no density: its entropy is minus infinity")
 
     @property
     def _plain_type(self) -> type:
@@ -46,9 +49,10 @@ class JointNormal(LowRankMultivariateNormal):
     """The joint predictive Gaussian, with its two parts.
 
     Attributes:
-        aleatoric: what the predictions are unsure of, around the common mean.
-        epistemic: what they differ in: without a density of its own, and with no columns for a single prediction.
-            Neither is there for a joint that was made with `parts=False`.
+        aleatoric: the uncertainty within the predictions, around the common mean.
+        epistemic: the differences between predictions. It has no density, and no columns if there is one prediction.
+
+    Both attributes are unavailable if the joint distribution was created with `parts=False`.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class JointNormal(LowRankMultivariateNormal):
 
     def _both(self) -> tuple[LowRankMultivariateNormal, SemidefiniteNormal]:
         if self._parts is None:
-            raise ValueError("this joint was made with parts=False, and has neither .aleatoric nor .epistemic")
+            raise ValueError("this joint was created with parts=False: it has neither .aleatoric nor .epistemic")
         return self._parts
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
@@ -94,12 +98,14 @@ def joint(
     """One Gaussian from T predictions: means [T, ..., S], cov_factors [T, ..., S, R], cov_diags [T, ..., S].
 
     Args:
-        cov_factors: None where the predictions are diagonal.
-        rank: columns of the joint factor and of each part; what the others hold is folded into the diagonals. The
-            stacked S x T (R + 1) matrix is then never formed, unless gradients are asked for. None keeps all columns.
-        aleatoric: one prediction (a distribution, or its factor and diagonal), such as that of the expected weights, in
-            the place of the T ones; cov_factors and cov_diags are then not used, and may be None.
-        parts: whether the two parts are made as well, each with leading columns of its own; scores need none.
+        cov_factors: factors of the predictions, or None for diagonal predictions.
+        rank: number of columns of the joint factor and of each part. The variance of the other columns is added to the
+            diagonals. The stacked S x T (R + 1) matrix is then not formed, unless gradients are required. None keeps
+            all columns.
+        aleatoric: a single prediction (a distribution, or its factor and diagonal), such as that of the expected
+            weights, to use instead of the T aleatoric parts. cov_factors and cov_diags are then not used and may be
+            None.
+        parts: whether to create the two parts as well, each with its own leading columns. Scoring does not need them.
     """
     means, P, D = _checked(means, cov_factors, cov_diags, aleatoric)
     T = means.shape[0]
@@ -123,7 +129,7 @@ def _checked(
         factor, diag = aleatoric
         cov_factors, cov_diags = None if factor is None else factor[None], diag[None]
     if cov_diags is None:
-        raise ValueError("cov_diags must be given, unless one aleatoric prediction is")
+        raise ValueError("cov_diags must be given, unless aleatoric is given")
     for name, tensor, event in (("cov_factors", cov_factors, 2), ("cov_diags", cov_diags, 1)):
         if tensor is None:
             continue
@@ -148,7 +154,7 @@ def _assemble(
     parts: bool,
     validate_args: bool | None,
 ) -> JointNormal:
-    """The joint distribution and its parts: the factors of the columns are the aleatoric one, the vectors the other."""
+    """The joint distribution and its parts: factors of the stack are aleatoric columns, vectors are epistemic ones."""
     if rank is not None and not columns.requires_grad:
         gram, split = columns.basis_gram(rank), columns.split
         pieces = [(columns, slice(None), diag + epistemic_diag)]
@@ -175,13 +181,14 @@ def _assemble(
 class JointAccumulator:
     """The joint distribution of predictions that arrive one at a time, in memory that does not grow with their number.
 
-    Mean and deviations are streamed exactly. The aleatoric and the epistemic columns are kept apart, because their
-    weights 1/T and 1/(T - 1) change differently; each is truncated to `rank` columns when it is full, with what that
-    drops folded into a diagonal: the variances of the result are exact. While no part was ever full, so is all of it.
+    Mean and deviations are accumulated exactly. Aleatoric and epistemic columns are stored separately, because their
+    weights 1/T and 1/(T - 1) change differently. When a part is full, it is truncated to `rank` columns and the dropped
+    variance is added to a diagonal, so the variances of the result are exact. Until a part is full for the first time,
+    the whole result is exact.
 
     Args:
-        rank: columns of the result, and of each part.
-        oversample: further columns that a part may have before it is truncated (default: `rank`).
+        rank: number of columns of the result and of each part.
+        oversample: number of extra columns that a part may have before it is truncated (default: `rank`).
     """
 
     def __init__(self, rank: int, oversample: int | None = None) -> None:
@@ -198,7 +205,7 @@ class JointAccumulator:
 
     @torch.no_grad()
     def update(self, mean: Tensor, cov_factor: Tensor | None, cov_diag: Tensor) -> JointAccumulator:
-        """Takes in one prediction: mean [..., S], factor [..., S, R] or None, diagonal [..., S]."""
+        """Adds one prediction: mean [..., S], factor [..., S, R] or None, diagonal [..., S]."""
         _validate.floating("mean", mean)
         if cov_factor is not None:
             _validate.gaussian(cov_factor, cov_diag, mean=mean)
@@ -214,7 +221,7 @@ class JointAccumulator:
             deviation = mean.double() - self._mean
             self._mean += deviation / self.count
             self._diag += cov_diag.double()
-            # about the final mean, the scatter is the sum of (t - 1) / t d_t d_t^T
+            # The scatter about the final mean is the sum of (t - 1) / t d_t d_t^T
             scale = math.sqrt((self.count - 1) / self.count)
             self._parts["epistemic"].add((scale * deviation).to(mean.dtype)[..., None])
         if cov_factor is not None:
@@ -223,11 +230,11 @@ class JointAccumulator:
 
     @torch.no_grad()
     def merge(self, other: JointAccumulator) -> JointAccumulator:
-        """Takes in all that another one has: the same as one over both."""
+        """Adds all predictions of another accumulator, as if one accumulator had received them all."""
         if other.count == 0:
             return self
         if other._mean is None or other._diag is None:
-            raise ValueError("the other accumulator is broken: it has counted predictions and holds none")
+            raise ValueError("the other accumulator is invalid: its count is positive, but it holds no predictions")
         if self._mean is None or self._diag is None:
             self.load_state_dict(other.state_dict())
             return self
@@ -243,9 +250,9 @@ class JointAccumulator:
 
     @torch.no_grad()
     def finalize(self, *, parts: bool = True, validate_args: bool | None = None) -> JointNormal:
-        """The joint distribution of what has come so far, with its parts or without; more may come afterwards."""
+        """The joint distribution of all predictions so far, with or without its parts. Updates may follow."""
         if self._mean is None or self._diag is None:
-            raise ValueError("no prediction has come yet")
+            raise ValueError("no predictions have been added")
         T = self.count
         weights = {"aleatoric": T, "epistemic": max(T - 1, 1)}
         diags = {name: 0 if part.folded is None else part.folded / weights[name] for name, part in self._parts.items()}
@@ -263,7 +270,7 @@ class JointAccumulator:
         return _assemble(mean, diag, epistemic_diag, columns, self.rank, parts, validate_args)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on: numbers and tensors alone."""
+        """The state for `load_state_dict`, made of numbers and tensors only."""
         state: dict[str, Any] = {"rank": self.rank, "oversample": self.oversample, "count": self.count}
         state |= {"dtype": self._dtype, "mean": self._mean, "diag": self._diag}
         for name, part in self._parts.items():
@@ -271,7 +278,7 @@ class JointAccumulator:
         return {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where another one stopped."""
+        """Restores the state of another accumulator."""
         self.rank, self.oversample, self.count = state["rank"], state["oversample"], state["count"]
         self._dtype = state["dtype"]
         self._mean, self._diag = (None if state[k] is None else state[k].clone() for k in ("mean", "diag"))
@@ -284,7 +291,7 @@ class JointAccumulator:
 
 
 class _Columns:
-    """Columns [..., S, at most rank + oversample], and in float64 the variances of those that were dropped."""
+    """Up to rank + oversample columns [..., S, columns], and the variances of the dropped columns in float64."""
 
     def __init__(self, owner: JointAccumulator) -> None:
         self.owner = owner
@@ -292,7 +299,7 @@ class _Columns:
 
     def clear(self) -> None:
         self.folded: Tensor | None = None
-        self._memory: Tensor | None = None  # [..., S, rank + oversample], of which the first `used` count
+        self._memory: Tensor | None = None  # [..., S, rank + oversample]; the first `_used` are valid
         self._used = 0
 
     @property
@@ -334,9 +341,10 @@ def mixture_log_prob(
     mask: Tensor | None = None,
     chunk: int = 64,
 ) -> Tensor:
-    """Log-density of `value` [..., S] under the mixture of T Gaussians of equal weights, means [T, ..., S]: [...].
+    """Log-density of `value` [..., S] under the mixture of T Gaussians with equal weights, means [T, ..., S]: [...].
 
-    The exact second-order predictive, of which `joint` matches the first two moments. A chunk of Gaussians at a time.
+    This is the exact second-order predictive distribution; `joint` matches its first two moments. The Gaussians are
+    processed in chunks.
     """
     if means.dim() < 2 or means.shape[0] < 1:
         raise ValueError(f"means must have shape [T, ..., S] with T of at least 1; got {tuple(means.shape)}")

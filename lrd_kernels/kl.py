@@ -1,9 +1,9 @@
-"""Kullback-Leibler divergences of `LowRankMultivariateNormal`, in every pairing that torch has, and with a diagonal.
+"""KL divergences of `LowRankMultivariateNormal`, for every pair that torch supports and for diagonal Gaussians.
 
     KL(p | q) = 1/2 (log det Sq - log det Sp + tr(Sq^-1 Sp) + (mq - mp)^T Sq^-1 (mq - mp) - S)
 
-With a low-rank q, the trace is `sum_i D_i [Sq^-1]_ii` for the diagonal part of p and a sum of Mahalanobis terms for the
-columns of its factor: the columns are values scored against q, all in one pass.
+For a low-rank q, the trace is `sum_i D_i [Sq^-1]_ii` for the diagonal part of p plus a sum of Mahalanobis terms for the
+columns of its factor. One pass evaluates these columns as values under q.
 """
 
 from __future__ import annotations

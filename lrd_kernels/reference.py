@@ -1,7 +1,7 @@
-"""Plain torch, differentiable twice: this file defines what is correct.
+"""The reference implementation in plain torch, twice differentiable. It defines the correct results.
 
-Everything is computed in `dtype`, float64 unless told otherwise, whatever the inputs are; results come back in
-`result_dtype(input dtype)`. A batch item with a bad number gives NaN and zero gradients, the others are untouched.
+Everything is computed in `dtype` (default: float64), regardless of the dtype of the inputs. Results have the dtype
+`result_dtype(input dtype)`. A batch item with an invalid number gives NaN and zero gradients; others are unaffected.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from lrd_kernels._policy import LOG_2PI, exp_limit
 
 
 def result_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of log-probabilities and the like: a half type could not hold them."""
+    """The dtype of scalar results such as log-probabilities, which half precision cannot represent."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def is_wide(cov_factor: Tensor) -> bool:
-    """Whether there are more columns than outputs. Then the S x S matrix `D^-1/2 Sigma D^-1/2` is the smaller one, and
-    the better: the capacitance would have eigenvalues of 1 that drown in the rounding of the large ones."""
+    """Whether there are more columns than outputs.
+
+    The S x S matrix `D^-1/2 Sigma D^-1/2` is then smaller than the capacitance matrix, and more accurate: eigenvalues
+    of 1 of the capacitance matrix would be lost in the rounding errors of the large ones.
+    """
     return cov_factor.shape[-1] > cov_factor.shape[-2]
 
 
 def positive_diag(raw: Tensor, eps: float, limit: float) -> Tensor:
-    """The diagonal `eps + exp(raw)`, constant above the limit, but with the gradient that it has there: what went too
-    far is still pulled back."""
+    """The diagonal `eps + exp(raw)`, with constant value and gradient above the limit. The gradient is not zero, so
+    optimisation can bring back an entry above the limit."""
     below = raw.clamp(max=limit).exp()
     above = math.exp(limit) * (1 + (raw - raw.detach()))
     return eps + torch.where(raw > limit, above, below)
@@ -47,27 +50,27 @@ def terms(
     dtype: torch.dtype = torch.float64,
     qr: bool = False,
 ) -> Tensor:
-    """`maha * M + logdet * log det Sigma + constant`, of which every other scalar here is a case.
+    """`maha * M + logdet * log det Sigma + constant`. All other scalar functions here are special cases.
 
-    `M` is the Mahalanobis term of `value - loc`; it is left out without `value`, and `loc` may be absent. With `eps`,
-    the diagonal is `positive_diag(cov_diag, eps)`. `qr` factorises the capacitance without forming it.
+    `M` is the Mahalanobis term of `value - loc`. It is omitted if `value` is None; `loc` may be None. If `eps` is
+    given, the diagonal is `positive_diag(cov_diag, eps)`. `qr` factorises the capacitance matrix without forming it.
     """
     P, D, good = _prepare(cov_factor, cov_diag, mask, eps, dtype)
     scaled, wide = P / D.sqrt()[..., None], is_wide(cov_factor)
-    # L of D^-1/2 Sigma D^-1/2 where that is the smaller matrix, else of the capacitance
+    # Cholesky factor of D^-1/2 Sigma D^-1/2 if it is the smaller matrix, else of the capacitance matrix
     chol = _qr_tril(scaled.mT if wide else scaled) if wide or qr else _capacitance_tril(P, D)
     result = logdet * (2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1) + D.log().sum(-1)) + constant
     if value is not None:
         diff = value.to(dtype) if loc is None else value.to(dtype) - loc.to(dtype)
         r, good_diff = _prepare_vector(diff, mask)
         if wide:
-            # An inverse and a product: many values do not multiply the triangular matrix they share.
+            # An inverse and a product, so that the triangular matrix is not copied for every value that shares it.
             eye = torch.eye(chol.shape[-1], dtype=dtype, device=chol.device)
             inverse = torch.linalg.solve_triangular(chol, eye, upper=False)
             M = torch.einsum("...st,...t->...s", inverse, r / D.sqrt()).square().sum(-1)
         else:
             z = _capacitance_solve(chol, _project(P, r / D))
-            # |D^-1/2 (r - P z)|^2 + |z|^2 equals r^T D^-1 r - u^T z, without its cancellation
+            # |D^-1/2 (r - P z)|^2 + |z|^2 equals r^T D^-1 r - u^T z, but without cancellation
             M = ((r - _lift(P, z)).square() / D).sum(-1) + z.square().sum(-1)
         result = result + maha * M
         good = good & good_diff
@@ -129,7 +132,7 @@ def gram(
 def project_fold(
     cov_factor: Tensor, cov_diag: Tensor, basis: Tensor, fold: bool, *, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
-    """`P V` for an orthonormal basis V [..., R, K], and the diagonal with the variance that it leaves out."""
+    """`P V` for an orthonormal basis V [..., R, K], and the diagonal; `fold` adds the dropped variance."""
     P, D = cov_factor.to(dtype), cov_diag.to(dtype)
     projected = (P @ basis.to(dtype)).to(cov_factor.dtype)
     if fold:
@@ -140,7 +143,7 @@ def project_fold(
 def capacitance_cholesky(
     cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
-    """Lower Cholesky factor of `I + P^T D^-1 P` and, per batch item, 0 or 1 where a number was not finite."""
+    """Lower Cholesky factor of `I + P^T D^-1 P` and, per batch item, 1 if it has invalid numbers, else 0."""
     P, D, good = _prepare(cov_factor, cov_diag, mask, None, dtype)
     chol = torch.where(good[..., None, None], _capacitance_tril(P, D), math.nan)
     return chol.to(result_dtype(cov_factor.dtype)), (~good).to(torch.int32)
@@ -171,9 +174,9 @@ def precision_diag(cov_factor: Tensor, cov_diag: Tensor, *, dtype: torch.dtype =
 def _prepare(
     cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, eps: float | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Factor and diagonal in `dtype` with what a mask excludes, and every bad item, replaced by harmless numbers.
+    """Factor and diagonal in `dtype`, with masked entries and invalid items replaced by valid numbers.
 
-    Selected, never multiplied: 0 * NaN is NaN. The third result tells which items are good.
+    They are replaced by selection, not multiplication, because 0 * NaN is NaN. The third result marks valid items.
     """
     P, D = cov_factor.to(dtype), cov_diag.to(dtype)
     if mask is not None:

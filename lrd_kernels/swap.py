@@ -1,4 +1,4 @@
-"""Puts the kernels into torch's own class, for models that cannot or need not be changed."""
+"""Puts the kernels into torch's own class, for models whose code should not change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REPLACED = (
     "precision_matrix",
     "_capacitance_tril",
 )
-# What torch's class has to look like for its methods to be replaced: signatures, and what an instance holds.
+# The signatures and instance attributes that torch's class must have for its methods to be replaced.
 _PARAMETERS = {
     "__init__": ["self", "loc", "cov_factor", "cov_diag", "validate_args"],
     "expand": ["self", "batch_shape", "_instance"],
@@ -43,15 +43,16 @@ _active: list[patch_torch] = []
 
 
 class patch_torch:
-    """Gives `torch.distributions.LowRankMultivariateNormal` the kernels, in place.
+    """Makes `torch.distributions.LowRankMultivariateNormal` use the kernels, in place.
 
-    What inherits from torch's class, or imported it long ago, changes too. As a plain call it holds until `undo()` of
-    what it returns; as a context manager it is undone at the end of the block. Patches nest. Distributions made under
-    the patch go on working after it, and those made before it work under it.
+    The patch also applies to subclasses of torch's class and to code that imported the class earlier. After a plain
+    call the patch stays active until `undo()` is called on the returned object; as a context manager it is undone at
+    the end of the block. Patches can be nested. Distributions created while the patch is active keep working after it
+    is undone, and distributions created before it work while it is active.
 
     Raises:
-        RuntimeError: on a torch whose class has changed shape. `lrd_kernels.LowRankMultivariateNormal` does not depend
-            on that and can be used directly.
+        RuntimeError: if torch's class does not have the expected methods and attributes.
+            `lrd_kernels.LowRankMultivariateNormal` does not depend on them and can be used directly.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class patch_torch:
         _active.append(self)
 
     def undo(self) -> None:
-        """Takes this patch back; torch's own methods return with the last one. A second call does nothing."""
+        """Undoes this patch. Undoing the last one restores torch's methods. A second call does nothing."""
         if self not in _active:
             return
         _active.remove(self)
@@ -97,16 +98,16 @@ def _refuse_unknown_class() -> None:
         differences += sorted(_ATTRIBUTES - held)
     if differences:
         raise RuntimeError(
-            f"torch {torch.__version__}: LowRankMultivariateNormal is not the class that patch_torch knows"
+            f"torch {torch.__version__}: LowRankMultivariateNormal differs from the class that patch_torch supports"
             f" ({', '.join(differences)}). Use lrd_kernels.LowRankMultivariateNormal instead."
         )
 
 
 def _complete_instances() -> None:
-    """torch's own methods read `_capacitance_tril` from the instance: give it to those that were made without.
+    """Computes `_capacitance_tril` for instances that lack it, because torch's methods read it from the instance.
 
-    Instances are found through the garbage collector rather than recorded when they are made, because copies and
-    unpickled ones run no constructor, and a record in the constructor would break compiled graphs.
+    Instances are found through the garbage collector and not recorded in the constructor: copying and unpickling do
+    not call the constructor, and recording would break compiled graphs.
     """
     for candidate in gc.get_objects():
         if issubclass(type(candidate), Target) and not issubclass(type(candidate), LowRankMultivariateNormal):

@@ -1,4 +1,4 @@
-"""Fewer columns: truncation of the low-rank part, with what it drops folded into the diagonal."""
+"""Truncation of the low-rank part to fewer columns; the dropped variance is added to the diagonal."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ def truncate(
     fold: bool = True,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best low-rank part of fewer columns, and a diagonal that makes up for it.
+    """The best low-rank part with fewer columns, and a diagonal that compensates for the dropped columns.
 
-    The columns returned are orthogonal, longest first: the leading left singular vectors of `cov_factor` times their
-    singular values. They come from the `R x R` Gram matrix in float64 and one pass over the factor, in its layout.
+    The returned columns are orthogonal and sorted by descending norm: the leading left singular vectors of `cov_factor`
+    times their singular values. They are computed from the `R x R` Gram matrix in float64 and one pass over the factor,
+    in its layout.
 
     Args:
-        rank: how many columns to keep. None keeps all, and only turns them to be orthogonal.
-        energy: instead of a rank: the smallest rank that keeps this share of `trace(P P^T)`, for every item of a batch.
-        fold: adds to each diagonal entry the variance that its output loses, so that the variances stay what they were.
+        rank: number of columns to keep. None keeps all columns and only orthogonalises them.
+        energy: alternative to rank: use the smallest rank that keeps this share of `trace(P P^T)` in every batch item.
+        fold: whether to add to each diagonal entry the variance that its output loses, so that the variances do not
+            change.
 
     Returns:
         factor [..., S, k], diag [..., S], and the k singular values [...] of the columns kept, in float64.
@@ -36,7 +38,7 @@ def truncate(
     _validate.gaussian(cov_factor, cov_diag)
     R = cov_factor.shape[-1]
     if rank is not None and energy is not None:
-        raise ValueError(f"rank or energy, not both; got rank={rank}, energy={energy}")
+        raise ValueError(f"rank and energy must not both be given; got rank={rank}, energy={energy}")
     if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
         raise TypeError(f"rank must be an int or None; got {type(rank).__name__}")
     if rank is not None and rank < 0:

@@ -13,7 +13,7 @@
 namespace lrd::cuda {
 
 inline void check(cudaError_t error) {
-  STD_TORCH_CHECK(error == cudaSuccess, "lrd: CUDA said: ", cudaGetErrorString(error));
+  STD_TORCH_CHECK(error == cudaSuccess, "lrd: CUDA error: ", cudaGetErrorString(error));
 }
 
 // The GPU of a tensor is the current one for as long as this lives.

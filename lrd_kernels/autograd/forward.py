@@ -1,4 +1,4 @@
-"""The forward pass in the terms of the raw ops: the op itself, or QR where a Cholesky factorisation is not enough."""
+"""The forward pass on the raw ops: the op itself, or QR if a Cholesky factorisation is not accurate enough."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Arguments(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What is computed: maha * M + logdet * log det + constant, and how."""
+    """The quantity to compute, maha * M + logdet * log det + constant, and how to compute it."""
 
     maha: float
     logdet: float
@@ -39,7 +39,7 @@ class Terms(NamedTuple):
 
     @property
     def op_precision(self) -> int:
-        """What the ops are told: QR takes place outside them."""
+        """The precision argument of the ops; QR is computed outside the ops."""
         return _policy.AUTO if self.precision == _policy.QR else self.precision
 
 
@@ -58,14 +58,14 @@ def op_inputs(views: BatchViews, arguments: Arguments, eps: float | None, precis
 
 
 class Factorised(NamedTuple):
-    """What the calls of one distribution can share."""
+    """The factorisation that the calls of one distribution can share."""
 
     chol_inv: Tensor  # L^-1 [B, R, R]
     summary: Tensor  # growth and log det Sigma, [B, 2]
 
 
 def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Forward:
-    """The forward op, or the same by QR."""
+    """The forward op, or its outputs computed by QR."""
     if terms.precision != _policy.QR:
         op, given = registry.OPS[terms.backend].log_prob_fwd, known or (None, None)
         return Forward(*op(*inputs, *given, terms.maha, terms.logdet, terms.constant))
@@ -84,9 +84,9 @@ def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Fo
 
 
 def redo_by_qr(inputs: OpInputs, forward: Forward, terms: Terms) -> None:
-    """Replaces the items whose covariance failed in the forward op. Items with bad numbers fail again."""
+    """Recomputes, by QR, items whose covariance failed in the forward op. Items with invalid numbers fail again."""
     items = forward.growth.isinf().nonzero()[:, 0]
-    if len(items) == 0:  # a value has failed, no covariance
+    if len(items) == 0:  # only values failed, no covariance
         return
     per_factor = forward.growth.shape[0] // inputs.cov_factor.shape[0]
 
@@ -106,14 +106,14 @@ def redo_by_qr(inputs: OpInputs, forward: Forward, terms: Terms) -> None:
 
 
 class Factorisation:
-    """What the calls of one distribution share, for as long as its parameters stay the same."""
+    """A cache that the calls of one distribution share while its parameters do not change."""
 
     def __init__(self) -> None:
         self._key: tuple[int, ...] | None = None
         self._known: Factorised | None = None
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Factorisation, ()  # a copy has other memory, and starts afresh
+        return Factorisation, ()  # a copy has different memory and starts with an empty cache
 
     def recall(self, cov_factor: Tensor, cov_diag: Tensor) -> Factorised | None:
         if self._known is None or self._key != _state_of(cov_factor, cov_diag):
@@ -126,8 +126,8 @@ class Factorisation:
 
 
 def _state_of(*tensors: Tensor) -> tuple[int, ...] | None:
-    """Changes when a tensor does. None where that cannot be told: writes to inference tensors are not counted, and
-    what only acts like a tensor may have no memory."""
+    """A key that changes when a tensor is modified, or None if modifications cannot be detected: inference tensors have
+    no version counter, and tensor subclasses may have no memory."""
     if any(not dispatch.is_plain(t) or t.is_inference() for t in tensors):
         return None
     return tuple(number for t in tensors for number in (t.data_ptr(), t._version))

@@ -1,7 +1,7 @@
 """The log-density family as a differentiable function: a weighted sum of the Mahalanobis term and the log-determinant.
 
-Its backward is one op. The functions take the caller's broadcastable shapes and map them inside (`ops.views`), which
-keeps their `vmap` rules short. Second derivatives go through the reference.
+The backward pass is one op. The functions take the caller's broadcastable shapes and map them internally (`ops.views`),
+which keeps their `vmap` rules short. Second derivatives are computed with the reference.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lrd_kernels.autograd.forward import (
 from lrd_kernels.ops import dispatch, registry
 from lrd_kernels.ops.views import BatchViews, sum_to
 
-Needs = tuple[bool, bool, bool, bool]  # which of (value, loc, cov_factor, cov_diag) want a gradient
+Needs = tuple[bool, bool, bool, bool]  # which of (value, loc, cov_factor, cov_diag) need a gradient
 
 
 class Saved(NamedTuple):
-    """What the forward op leaves for the backward one."""
+    """The outputs of the forward op that are saved for the backward op."""
 
     chol_inv: Tensor  # L^-1 [B, R, R]
     summary: Tensor  # growth and log det Sigma, [B, 2]
@@ -39,7 +39,7 @@ class Saved(NamedTuple):
     value_info: Tensor  # [B, N]
 
     def to_caller(self, views: BatchViews, value: Tensor | None) -> Saved:
-        """The same in the caller's batch dimensions. Without values, the last two are placeholders."""
+        """Converts to the caller's batch dimensions. Without values, the last two tensors are placeholders."""
         if value is None:
             z, value_info = self.z.new_empty(0), self.value_info.new_empty(0)
         else:
@@ -47,7 +47,7 @@ class Saved(NamedTuple):
         return Saved(views.from_gaussians(self.chol_inv), views.from_gaussians(self.summary), z, value_info)
 
     def to_ops(self, views: BatchViews, value: Tensor | None, R: int) -> Saved:
-        """Back from the caller's batch dimensions."""
+        """Converts back from the caller's batch dimensions."""
         if value is None:
             z, value_info = self.z.new_empty(views.B, 0, R), self.value_info.new_empty(views.B, 0)
         else:
@@ -59,7 +59,7 @@ class Saved(NamedTuple):
 class LogProb(Function):
     """(value, loc, cov_factor, cov_diag, mask, terms) -> (result, L^-1, summary, z, value_info).
 
-    All but the first output are for the backward pass.
+    All outputs except the first are for the backward pass.
     """
 
     @staticmethod
@@ -74,7 +74,7 @@ class LogProb(Function):
         arguments = Arguments(value, loc, cov_factor, cov_diag, mask)
         views = arguments.views()
         result, *saved = log_prob_fwd(op_inputs(views, arguments, terms.eps, terms.op_precision), None, terms)
-        if views.N == 0:  # values were given, but none: the op's one result without a value is not asked for
+        if views.N == 0:  # an empty batch of values was given: drop the result that the op returns without a value
             result = result[:, :0]
         return views.from_values(result), *Saved(*saved).to_caller(views, value)
 
@@ -105,7 +105,7 @@ class LogProb(Function):
 
 
 class EagerLogProb(Function):
-    """`LogProb` without its further outputs, for plain eager calls: they stay with the node, which costs far less."""
+    """`LogProb` with one output, for plain eager calls. Storing the other outputs on the node is much cheaper."""
 
     @staticmethod
     def forward(
@@ -146,10 +146,10 @@ class EagerLogProb(Function):
 
 
 def weighted_terms(arguments: Arguments, terms: Terms, factorisation: Factorisation | None = None) -> Tensor:
-    """maha * M + logdet * log det + constant, differentiable. Plain eager calls use a factorisation, or fill it."""
+    """maha * M + logdet * log det + constant, differentiable. Plain eager calls read or fill the factorisation."""
     if torch.compiler.is_compiling() or dispatch.transforms_active():
         return LogProb.apply(*arguments, terms)[0]
-    # `apply` without its inspection of the signature, which costs more than a kernel
+    # `apply` without inspecting the signature, which costs more than a kernel
     return super(Function, EagerLogProb).apply(*arguments, terms, factorisation)
 
 
@@ -167,7 +167,7 @@ def _log_prob_bwd(
     terms: Terms,
     needs: Needs,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients for (value, loc, cov_factor, cov_diag), each None unless needed, from the outputs of `LogProb`."""
+    """Gradients for (value, loc, cov_factor, cov_diag), each None if not needed, from the outputs of `LogProb`."""
     arguments = Arguments(value, loc, cov_factor, cov_diag, mask)
     views = arguments.views()
     saved = Saved(chol_inv, summary, z, value_info).to_ops(views, value, cov_factor.shape[-1])
@@ -177,7 +177,7 @@ def _log_prob_bwd(
 def _gradients(
     views: BatchViews, grad: Tensor, arguments: Arguments, saved: Iterable[Tensor], terms: Terms, needs: Needs
 ) -> tuple[Tensor | None, ...]:
-    """The same from what the forward op gave: `saved` has the fields of `Saved`."""
+    """The same gradients, from the outputs of the forward op: `saved` has the fields of `Saved`."""
     value, loc, cov_factor, cov_diag, _ = arguments
     need_value, need_loc, need_factor, need_diag = needs
     sum_loc = need_loc and not need_value and loc is not None and views.shares_gaussians(loc)
@@ -204,7 +204,7 @@ def _gradients(
 
 
 class LogProbBackward(Function):
-    """`_log_prob_bwd` as a function that can itself be differentiated (by the reference) and vmapped."""
+    """`_log_prob_bwd` as a function that supports differentiation (with the reference) and vmap."""
 
     @staticmethod
     def forward(grad: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
@@ -236,7 +236,7 @@ class LogProbBackward(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-        # Every tensor gets the mapped dimension for its own, so that no gradient is summed over it.
+        # Every tensor is expanded along the mapped dimension, so that no gradient is summed over it.
         event_dims = (0, 1, 1, 2, 1, 1, 2, 1, 1, 1 if args[1] is None else 0)
         led = vmap.lead(info.batch_size, in_dims, args, event_dims, expand=True)
         grads = LogProbBackward.apply(*led)
@@ -248,6 +248,6 @@ class LogProbBackward(Function):
 
 
 def _fill(template: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """`template` with its tensors replaced, in order, its None left."""
+    """`template` with its tensors replaced in order; None entries are kept."""
     left = iter(tensors)
     return [None if t is None else next(left) for t in template]

@@ -1,4 +1,4 @@
-"""Differentiable functions beside the log-density: solves, the Cholesky factor, the diagonal of the inverse."""
+"""Differentiable functions other than the log-density: solve, Cholesky factor, diagonal of the inverse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from lrd_kernels.ops.views import sum_to
 class Solve(Function):
     """(rhs, cov_factor, cov_diag, precision, backend) -> (x = Sigma^-1 rhs, z = P^T x).
 
-    x is the gradient of -1/2 the Mahalanobis term for loc, so the raw ops give it. z is returned for backward.
+    x is the gradient of -1/2 times the Mahalanobis term with respect to loc, so the raw ops compute it. z is returned
+    for the backward pass.
     """
 
     @staticmethod
@@ -52,7 +53,7 @@ class Solve(Function):
             grad = lifted if grad is None else grad + lifted
         if grad is None:
             return (None,) * 5
-        # With s = Sigma^-1 grad: d rhs = s, d Sigma = -(s x^T + x s^T) / 2, and P^T s, P^T x are the two z.
+        # With s = Sigma^-1 grad: d rhs = s, d Sigma = -(s x^T + x s^T) / 2, and z_s = P^T s, z = P^T x.
         s, z_s = Solve.apply(grad, cov_factor, cov_diag, *ctx.how)
         grad_factor = None
         if need_factor:
@@ -74,7 +75,7 @@ class Solve(Function):
 
 
 class CapacitanceCholesky(Function):
-    """(cov_factor, cov_diag, mask, precision, backend) -> (L, info); differentiated by the reference."""
+    """(cov_factor, cov_diag, mask, precision, backend) -> (L, info); gradients are computed with the reference."""
 
     @staticmethod
     def forward(
@@ -110,9 +111,9 @@ class CapacitanceCholesky(Function):
 
 
 class PrecisionDiag(Function):
-    """(cov_factor, cov_diag, backend) -> diagonal of Sigma^-1, the log-determinant's gradient for the diagonal.
+    """(cov_factor, cov_diag, backend) -> diagonal of Sigma^-1, the gradient of log det Sigma for the diagonal.
 
-    Differentiated by the reference.
+    Gradients are computed with the reference.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Truncation of the low-rank part, with the dropped variance folded into the diagonal, as a differentiable function."""
+"""Differentiable truncation of the low-rank part, with the dropped variance added to the diagonal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lrd_kernels.ops.views import is_rank_major
 
 
 class Truncate(Function):
-    """(factor, diag, kept, energy, fold, backend) -> (factor, diag, singular values). An energy decides how many of the
-    columns are kept."""
+    """(factor, diag, kept, energy, fold, backend) -> (factor, diag, singular values). If energy is given, it
+    determines how many columns are kept."""
 
     @staticmethod
     def forward(
@@ -44,13 +44,13 @@ class Truncate(Function):
         chunks = list(products.row_chunks(factor))
 
         def pulls(rows: slice) -> tuple[Tensor, Tensor]:
-            """What reaches the projected rows, and the rows themselves, in float64."""
+            """The gradients of the projected rows, and the rows of the factor, in float64."""
             pull = grad_factor[..., rows, :].double()
             if ctx.fold:
                 pull = pull - 2 * grad_diag[..., rows, None].double() * projected[..., rows, :].double()
             return pull, factor[..., rows, :].double()
 
-        # First pass: the gradient for the basis, through the eigenvectors to the Gram matrix.
+        # First pass: the gradient for the basis, then through the eigenvectors for the Gram matrix.
         grad_basis = torch.zeros_like(basis)
         for rows in chunks:
             pull, P = pulls(rows)
@@ -75,7 +75,7 @@ class Truncate(Function):
 
 
 def _enough(values: Tensor, energy: float) -> int:
-    """The smallest number of leading eigenvalues [..., R] with this share of their sum, in every item of a batch."""
+    """The smallest number of leading eigenvalues [..., R] with this share of their sum, in every batch item."""
     shares = values.cumsum(-1) / values.sum(-1, keepdim=True)
     enough = (shares < energy * (1 - 1e-12)).sum(-1) + 1  # [...]
     return min(int(enough.max()), values.shape[-1]) if enough.numel() else 0
@@ -87,8 +87,11 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _inverse_gaps(values: Tensor) -> Tensor:
-    """1 / (lambda_j - lambda_i), and 0 on the diagonal. What depends on the covariance alone does not ask for the gap
-    of equal eigenvalues; where it is asked for it stays finite, and falls to 0 within rounding."""
+    """1 / (lambda_j - lambda_i), and 0 on the diagonal.
+
+    The gradient of a function of the covariance does not depend on the entries of equal eigenvalues. For other
+    functions these entries are finite, and decrease to 0 for gaps within rounding error.
+    """
     gaps = values[..., None, :] - values[..., :, None]
     least = 1e-12 * values[..., :1, None]
     return torch.where(gaps == 0, 0, gaps / (gaps.square() + least.square()))

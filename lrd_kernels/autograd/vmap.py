@@ -1,4 +1,4 @@
-"""What the vmap rules share: the mapped dimension becomes the outermost batch dimension, and leads the results."""
+"""Helpers of the vmap rules: the mapped dimension becomes the outermost batch dimension, also of the results."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor
 def lead(
     size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...], event_dims: tuple[int, ...], expand: bool = False
 ) -> list[Any]:
-    """A vmap rule's tensors with the mapped dimension as the outermost batch dimension of all.
+    """Moves the mapped dimension of a vmap rule's tensors to the outermost batch dimension.
 
-    The first `len(event_dims)` arguments are tensors or None; tensors that are not mapped broadcast, or are expanded.
+    The first `len(event_dims)` arguments are tensors or None. Tensors that are not mapped broadcast, or are expanded if
+    `expand` is True.
     """
     count = len(event_dims)
     shapes = [
@@ -30,7 +31,7 @@ def lead(
 
 
 def inner_shape(tensor: Tensor, dim: int | None) -> list[int]:
-    """The shape of one of a mapped tensor's elements."""
+    """The shape of one element of a mapped tensor."""
     shape = list(tensor.shape)
     if dim is not None:
         del shape[dim]
@@ -38,7 +39,7 @@ def inner_shape(tensor: Tensor, dim: int | None) -> list[int]:
 
 
 def trail(outputs: tuple[Tensor, ...], size: int) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    """A vmap rule's outputs and where they are mapped: a leading 1 that only broadcasts is taken away."""
+    """The outputs of a vmap rule and their mapped dimensions; a leading 1 that only broadcasts is removed."""
     mapped = [t.shape[0] == size for t in outputs]
     tensors = tuple(t[0] if t.shape[0] == 1 != size else t for t in outputs)
     return tensors, tuple(0 if m else None for m in mapped)

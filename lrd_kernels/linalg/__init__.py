@@ -1,1 +1,1 @@
-"""Linear algebra of R x R matrices and of products with a factor, in float64."""
+"""Linear algebra with R x R matrices, and products with a factor, in float64."""

@@ -1,4 +1,4 @@
-"""The R x R side of a covariance in float64, without gradients."""
+"""R x R matrices of a covariance in float64, without gradients."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ def gram(
     precision: str = "float64",
     backend: str | None = None,
 ) -> Tensor:
-    """`P^T D^-1 P`, or `P^T P` without a diagonal: [..., R, R], NaN where a number was bad. With "float32", products of
-    narrower inputs are taken in it, and their sums flushed to float64 with every block of rows."""
+    """`P^T D^-1 P`, or `P^T P` without a diagonal: [..., R, R]; NaN for items with invalid numbers.
+
+    With "float32", products of float32 and narrower inputs are computed in float32, and their sums are added to float64
+    sums after every block of rows.
+    """
     if cov_diag is None:
         cov_diag = cov_factor.new_ones(()).expand(cov_factor.shape[:-1])
     chosen = dispatch.choose(backend, cov_factor.device.type)
@@ -37,10 +40,10 @@ def gram(
 
 
 def eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, the largest first, and eigenvectors [..., R, R]; NaN for a matrix that is not finite."""
+    """Eigenvalues in descending order, and eigenvectors [..., R, R]; NaN for a matrix that is not finite."""
     good = gram.isfinite().all(-1).all(-1)[..., None]
     values, vectors = torch.linalg.eigh(torch.where(good[..., None], gram, 0))
-    # Signs are free: the largest entry of each vector is positive.
+    # Signs are arbitrary: make the largest entry of each vector positive.
     if vectors.numel():
         peaks = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
         vectors = vectors * torch.where(peaks < 0, -1.0, 1.0)
@@ -48,7 +51,7 @@ def eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cholesky(gram: Tensor) -> Tensor:
-    """The lower factor of `I + gram`, NaN where that has none."""
+    """The lower Cholesky factor of `I + gram`; NaN if the factorisation fails."""
     good = gram.isfinite().all(-1).all(-1)[..., None, None]
     capacitance = torch.where(good, gram, 0) + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     chol, info = torch.linalg.cholesky_ex(capacitance)
@@ -56,7 +59,7 @@ def cholesky(gram: Tensor) -> Tensor:
 
 
 def cholesky_by_qr(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The same lower factor by QR, good where a Cholesky ends, at a condition near 1e15."""
+    """The same factor by QR, which remains accurate where a Cholesky factorisation fails (condition near 1e15)."""
     views = BatchViews(cov_factor, cov_diag, mask, ())
     inputs = (views.factor(cov_factor), views.gaussians(cov_diag), None)
     inverse, summary, *_ = qr.factorise(*inputs, None if mask is None else views.gaussians(mask))

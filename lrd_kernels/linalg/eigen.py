@@ -1,4 +1,4 @@
-"""Eigenvalues of one covariance by products with it, in float64. A large factor is widened a chunk at a time."""
+"""Eigenvalues of one covariance from matrix-vector products, in float64. A large factor is converted in chunks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 from lrd_kernels.linalg import capacitance, products
 
-CHUNK_ELEMENTS = 2**26  # of the factor that are held in float64 at a time, half a GB
-BASIS_ELEMENTS = 2**27  # that a Lanczos basis may take, 1 GB
-BASIS = 32  # vectors of it, of which a quarter stays at a restart
+CHUNK_ELEMENTS = 2**26  # elements of the factor held in float64 at a time, half a GB
+BASIS_ELEMENTS = 2**27  # largest size of a Lanczos basis, 1 GB
+BASIS = 32  # vectors of the basis; a quarter of them is kept at a restart
 
 Apply = Callable[[Tensor], Tensor]
-Accuracy = Callable[[float, float], float]  # of an eigenvalue with a residual
+Accuracy = Callable[[float, float], float]  # accuracy of (eigenvalue, residual)
 
 
 class Covariance:
-    """`diag(D) + P P^T` of P [S, R] in any dtype and D [S] in float64."""
+    """`diag(D) + P P^T` for P [S, R] in any dtype and D [S] in float64."""
 
     def __init__(self, P: Tensor, D: Tensor) -> None:
         small = P.numel() <= CHUNK_ELEMENTS
@@ -55,8 +55,8 @@ class Covariance:
         return apply
 
     def smallest_within(self) -> tuple[float, float]:
-        """Between which the smallest eigenvalue lies: the smallest entry of D below; above, the (R+1)-th smallest one,
-        and the smallest variance."""
+        """Bounds on the smallest eigenvalue. The lower bound is the smallest entry of D; the upper bound is the smaller
+        of the (R+1)-th smallest entry of D and the smallest variance."""
         S, R = self.P.shape
         variance = self.D + torch.cat([part.square().sum(1) for _, part in self._chunks()])
         high = float(variance.min())
@@ -66,9 +66,9 @@ class Covariance:
 
 
 def power(apply: Apply, v: Tensor, accuracy: Accuracy, tol: float, max_iter: int) -> tuple[float, float, int]:
-    """The largest eigenvalue by repeated multiplication, until the residual falls below the tolerance.
+    """The largest eigenvalue by power iteration, until the residual is below the tolerance.
 
-    Returns it, the accuracy reached and the number of products.
+    Returns the eigenvalue, the accuracy reached and the number of products.
     """
     count = 0
     while True:
@@ -83,11 +83,11 @@ def power(apply: Apply, v: Tensor, accuracy: Accuracy, tol: float, max_iter: int
 
 
 def lanczos(apply: Apply, v: Tensor, accuracy: Accuracy, tol: float, max_iter: int) -> tuple[float, float, int]:
-    """The same by the Lanczos method with full orthogonalisation and thick restarts."""
+    """The same as `power`, by the Lanczos method with full orthogonalisation and thick restarts."""
     S = v.numel()
     size = min(max(min(BASIS, BASIS_ELEMENTS // S), 6), S)
     basis = v.new_empty(size + 1, S)
-    projected = v.new_zeros(size, size)  # of the operator on the basis
+    projected = v.new_zeros(size, size)  # the operator projected onto the basis
     basis[0] = v / v.norm()
     known = count = 0
     while True:
@@ -96,7 +96,7 @@ def lanczos(apply: Apply, v: Tensor, accuracy: Accuracy, tol: float, max_iter: i
         known += 1
         used = basis[:known]
         along = v.new_zeros(known)
-        for _ in range(2):  # once leaves too much in finite precision
+        for _ in range(2):  # one pass is not enough in finite precision
             part = used @ image
             image -= part @ used
             along += part
@@ -107,7 +107,7 @@ def lanczos(apply: Apply, v: Tensor, accuracy: Accuracy, tol: float, max_iter: i
         reached = accuracy(value, rest * abs(float(vectors[-1, -1])))
         if reached <= tol or count >= max_iter or known == S or rest <= 1e-14 * abs(value):
             return value, reached, count
-        if known == size:  # go on from the best quarter
+        if known == size:  # restart from the leading quarter
             kept = size // 4
             basis[:kept] = vectors[:, -kept:].mT @ used
             projected.zero_()

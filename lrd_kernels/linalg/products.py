@@ -1,4 +1,4 @@
-"""Products of a factor with a few vectors in float64, in which the factor is widened a chunk of rows at a time."""
+"""Products of a factor with a few vectors in float64. The factor is converted to float64 in chunks of rows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 2**20  # of the factor that are held in float64 at a time
+CHUNK_ELEMENTS = 2**20  # elements of the factor held in float64 at a time
 
 
 def row_chunks(factor: Tensor, elements: int | None = None) -> Iterator[slice]:
-    """Runs of rows of a factor [..., S, R], at least one, of about so many elements."""
+    """Chunks of rows of a factor [..., S, R], of about so many elements; there is at least one."""
     S = factor.shape[-2]
     rows = max((elements or CHUNK_ELEMENTS) * S // max(factor.numel(), 1), 1)
     return (slice(begin, begin + rows) for begin in range(0, max(S, 1), rows))

@@ -1,8 +1,9 @@
-"""Precision "qr": the capacitance is never formed, and so the square of a condition number never met.
+"""Precision "qr": the capacitance matrix is not formed, which avoids squaring the condition number.
 
-With A = D^-1/2 P and b = D^-1/2 r, the triangle of a QR decomposition of [A; I] is L^T, the Mahalanobis term is what is
-left of b after a least-squares fit by it, and z the solution. Rows are taken in chunks, each stacked below the triangle
-of those before it; in float64, on any device.
+With A = D^-1/2 P and b = D^-1/2 r, the triangular factor of a QR decomposition of [A; I] is L^T. z is the least-squares
+solution for the right-hand side [b; 0], and the Mahalanobis term is the squared norm of its residual. Rows are
+processed in chunks; each chunk is stacked below the triangular factor of the previous ones. All is in
+float64, on any device.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from torch import Tensor
 
 from lrd_kernels._policy import QR_GROWTH
 
-CHUNK_ELEMENTS = 2**21  # of A that are held at a time
+CHUNK_ELEMENTS = 2**21  # elements of A held at a time
 
 
 def factorise(
     factor: Tensor, diag: Tensor, diff: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From factor [F, S, R], diag [B, S] and diff [B, N, S], of which N may be 0, in the terms of the raw ops.
+    """Factorises factor [F, S, R] and diag [B, S], and solves for diff [B, N, S], with the conventions of the raw ops.
 
-    Returns L^-1 [B, R, R], the summary [B, 2], z [B, N, R] and M [B, N]. Items with bad numbers come out as NaN, with
-    an infinite growth.
+    N may be 0. Returns L^-1 [B, R, R], the summary [B, 2], z [B, N, R] and M [B, N]. Items with invalid numbers are NaN
+    and have an infinite growth.
     """
     B, S = diag.shape
     R = factor.shape[-1]
@@ -35,14 +36,14 @@ def factorise(
     triangle, fitted, left = diag.new_zeros(B, R, R), diag.new_zeros(B, R, N), diag.new_zeros(B, N)
 
     def stack(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The triangle, Q^T b and the square of what is left, after rows A [B, n, R] and b [B, n, N]."""
+        """The triangular factor, Q^T b and the squared residual, after adding rows A [B, n, R] and b [B, n, N]."""
         reflectors, scales = torch.geqrf(torch.cat([triangle, A], 1))
         turned = torch.cat([fitted, b], 1)
         if N and R:
             turned = torch.ormqr(reflectors, scales, turned, transpose=True)
         return reflectors[:, :R].triu(), turned[:, :R], left + turned[:, R:].square().sum(1)
 
-    # Long rows first: Householder's method would round the short ones to the size of a long one that comes later.
+    # Rows of large norm first: Householder QR would lose digits of small rows if a large row came later.
     largest = spread.abs().amax(-1) if R else spread.new_zeros(spread.shape[:-1])
     lengths = torch.where(root > 0, largest.reshape(B, S).double() * root, 0)
     order = lengths.argsort(-1, descending=True)
@@ -53,7 +54,7 @@ def factorise(
         scale = root.gather(1, rows)[..., None]
         A = spread.gather(2, index).reshape(B, -1, R).double() * scale
         b = diff.double().gather(2, rows[:, None].expand(-1, N, -1)).mT * scale
-        if mask is not None:  # what is masked may hold anything
+        if mask is not None:  # masked entries may be arbitrary
             A, b = (torch.where(scale > 0, t, 0) for t in (A, b))
         triangle, fitted, left = stack(A, b)
     eye = torch.eye(R, dtype=diag.dtype, device=diag.device).expand(B, R, R)

@@ -1,4 +1,4 @@
-"""The columns of a joint covariance, met where the samples lie: they are not put side by side."""
+"""The columns of a joint covariance, read from the samples in place without concatenating them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from lrd_kernels.ops.views import is_rank_major
 
 @dataclass(frozen=True)
 class Stack:
-    """Factors [T, ..., S, R] times their scale, then vectors [V, ..., S], less their mean where they are to be centred,
-    times theirs: T R + V columns of Gaussians of the batch shape and S outputs that `shape` [..., S] tells."""
+    """A stack of T R + V columns for Gaussians of shape [..., S].
+
+    The columns are the factors [T, ..., S, R] times `factor_scale`, then the vectors [V, ..., S] times `vector_scale`,
+    with their mean subtracted first if `centre` is True.
+    """
 
     shape: Sequence[int]
     factors: Tensor
@@ -38,7 +41,7 @@ class Stack:
         vector_scale: float = 1.0,
         centre: bool = False,
     ) -> Stack:
-        """With the shape, dtype and device of `like` [..., S]; None stands for no columns."""
+        """A stack with the shape, dtype and device of `like` [..., S]; None means no columns."""
         if factors is None:
             factors = like.new_empty(0, *like.shape, 0)
         if vectors is None:
@@ -47,7 +50,7 @@ class Stack:
 
     @property
     def split(self) -> int:
-        """How many columns come from the factors."""
+        """The number of columns that come from the factors."""
         return self.factors.shape[0] * self.factors.shape[-1]
 
     @property
@@ -87,7 +90,7 @@ class Stack:
     def project_fold(
         self, diag: Tensor, basis: Tensor, fold: bool, *, rank_major: bool, backend: str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`X Q` for a basis Q [..., T R + V, K], and the diagonal [..., S], folded with what that leaves out."""
+        """`X Q` for a basis Q [..., T R + V, K], and the diagonal [..., S]; `fold` adds the dropped variance."""
         chosen = dispatch.choose(backend, self.factors.device.type)
         if chosen == "reference":
             return reference.project_fold(self.dense(), diag.expand(self.shape), basis, fold)
@@ -97,18 +100,21 @@ class Stack:
         return factor.reshape(*self.shape, factor.shape[-1]), folded.reshape(self.shape)
 
     def basis_gram(self, rank: int, *, backend: str | None = None) -> Tensor:
-        """The Gram matrix from whose eigenvectors `rank` columns are made: a slightly other basis loses next to nothing
-        where columns are dropped; where all stay, every digit counts."""
+        """The Gram matrix whose eigenvectors define the `rank` leading columns.
+
+        If columns are dropped, a slightly different basis changes almost nothing, so float32 products are used. If all
+        columns are kept, every digit matters.
+        """
         return self.gram(precision="float32" if 0 < rank < self.columns else "float64", backend=backend)
 
     def truncate(self, diag: Tensor, rank: int, gram: Tensor, *, rank_major: bool) -> tuple[Tensor, Tensor]:
-        """The leading `rank` columns of these, by their Gram matrix, and the diagonal with the variance of the rest."""
+        """The `rank` leading columns, from the Gram matrix, and the diagonal with the variance of the others added."""
         basis = capacitance.eigenvectors(gram)[1][..., :rank]
         return self.project_fold(diag, basis, True, rank_major=rank_major)
 
     @property
     def rank_major(self) -> bool:
-        """The layout of the factors, or of the vectors as columns where there are no factors."""
+        """The layout of the factors, or of the vectors as columns if there are no factors."""
         return is_rank_major(self.factors if self.split else self.vectors.movedim(0, -1))
 
     @property
@@ -116,7 +122,7 @@ class Stack:
         return math.prod(self.shape[:-1])
 
     def _inputs(self) -> tuple[Tensor, Tensor, float, float, bool]:
-        """The stack's arguments of a raw op: factors [B, T, S, R] and vectors [B, V, S], of one batch dimension."""
+        """The stack as arguments of a raw op, with one batch dimension: factors [B, T, S, R] and vectors [B, V, S]."""
         T, R, V = self.factors.shape[0], self.factors.shape[-1], self.vectors.shape[0]
         factors = self.factors.detach().movedim(0, -3).expand(*self.shape[:-1], T, self.shape[-1], R)
         vectors = self.vectors.detach().movedim(0, -2).expand(*self.shape[:-1], V, self.shape[-1])

@@ -1,4 +1,4 @@
-"""Which backend serves a call, or every reason why none does."""
+"""Selects the backend of a call, or reports why none is available."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from lrd_kernels.ops import load
 
 BACKENDS = ("cpu", "triton", "cuda", "reference")
-LEAST_CAPABILITY = (7, 5)  # of a GPU, for the CUDA kernels
+LEAST_CAPABILITY = (7, 5)  # the lowest compute capability that the CUDA kernels support
 OF_DEVICE = {"cpu": "cpu", "triton": "cuda", "cuda": "cuda"}
 
 
 class BackendStatus(NamedTuple):
-    """Whether a backend can serve on this machine, and what it is or why it cannot."""
+    """Whether a backend is available on this machine, and its description or the reason why it is not."""
 
     available: bool
     detail: str
@@ -29,7 +29,7 @@ _forced: str | None = None
 
 
 def backends() -> dict[str, BackendStatus]:
-    """Every backend by name: whether it is there, and why not."""
+    """Returns the status of every backend by name: whether it is available, and if not, why."""
     cpu = (
         BackendStatus(True, f"compiled kernels, instruction set {load.cpu_isa()}")
         if load.cpu_error is None
@@ -76,12 +76,12 @@ def triton_interprets() -> bool:
 
 
 def device_of(name: str) -> str:
-    """The type of device whose tensors a backend takes; "cpu" for the reference, which takes any."""
+    """The device type that a backend supports; "cpu" for the reference, which supports any device."""
     return "cpu" if name == "triton" and triton_interprets() else OF_DEVICE.get(name, "cpu")
 
 
 def _serves(name: str, device_type: str) -> bool:
-    """Whether a backend takes tensors of a device; asked with every call."""
+    """Whether a backend supports tensors on a device. Called for every op."""
     if name == "reference":
         return True
     if name == "cpu":
@@ -94,7 +94,7 @@ def _serves(name: str, device_type: str) -> bool:
 
 
 def choose(asked: str | None, device_type: str) -> str:
-    """The backend for tensors on `device_type`. One that was asked for by name serves or raises."""
+    """The backend for tensors on `device_type`. Raises an error if a backend requested by name is unavailable."""
     name = asked if asked is not None else _forced
     if name is None:
         own = ("triton", "cuda") if device_type == "cuda" else ("cpu",)
@@ -109,9 +109,9 @@ def _decline(name: str, device_type: str) -> NoReturn:
     status = backends()[name]
     if not status.available:
         others = "; ".join(f"{other}: {s.detail}" for other, s in backends().items() if other != name)
-        raise RuntimeError(f"backend {name!r} is not available: {status.detail}. The others: {others}")
+        raise RuntimeError(f"backend {name!r} is not available: {status.detail}. Other backends: {others}")
     where = repr(device_of(name)) + (" (TRITON_INTERPRET=1 is set)" if name == "triton" and triton_interprets() else "")
-    raise RuntimeError(f"backend {name!r} serves tensors on {where}, not on {device_type!r}")
+    raise RuntimeError(f"backend {name!r} supports tensors on {where}, not on {device_type!r}")
 
 
 def _check_name(name: str | None) -> None:
@@ -119,28 +119,29 @@ def _check_name(name: str | None) -> None:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))} or None; got {name!r}")
 
 
-transforms_active = torch._C._are_functorch_transforms_active  # whether a transform of torch.func is under way
+transforms_active = torch._C._are_functorch_transforms_active  # whether a torch.func transform is active
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is torch's own and not something that only acts like one."""
+    """Whether a tensor is a plain tensor or parameter, and not another tensor subclass."""
     return type(tensor) in (Tensor, torch.nn.Parameter)
 
 
 def may_inspect(tensor: Tensor) -> bool:
-    """Whether numbers may be looked at: in eager mode on the CPU. Elsewhere a look would sync, or break a graph."""
+    """Whether values may be inspected: in eager mode on the CPU. Elsewhere this would synchronise or break a graph."""
     return is_plain(tensor) and tensor.is_cpu and not (torch.compiler.is_compiling() or transforms_active())
 
 
 def has_nan(result: Tensor) -> bool:
-    """Looks at the numbers, a single one in the cheapest way."""
+    """Whether a result contains NaN; a single number is checked in the cheapest way."""
     return result.item() != result.item() if result.numel() == 1 else bool(result.isnan().any())
 
 
 class use_backend:
-    """Forces one backend for all calls that name none: `use_backend("reference")`, or as a context manager.
+    """Sets the backend of all calls without a `backend` argument, as a function or as a context manager.
 
-    As a plain call it holds until the next one; None gives the choice back. It is process-wide.
+    A plain call such as `use_backend("reference")` applies until the next one; None restores the automatic choice. The
+    setting is process-wide.
     """
 
     def __init__(self, name: str | None) -> None:

@@ -1,11 +1,11 @@
-"""Loads the compiled libraries and keeps the reason where one could not be loaded."""
+"""Loads the compiled libraries, and records why one could not be loaded."""
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
 
-import torch  # which loads libtorch, for the compiled libraries to find by its name
+import torch  # loads libtorch, which the compiled libraries need
 
 
 def _load_cpu() -> tuple[ModuleType | None, str | None]:
@@ -16,13 +16,13 @@ def _load_cpu() -> tuple[ModuleType | None, str | None]:
 
 
 def _load_cuda() -> str | None:
-    """Why there are no CUDA ops; None where they were loaded."""
+    """Returns why the CUDA ops could not be loaded, or None if they were."""
     if torch.version.cuda is None:
-        return f"CUDA kernels need a torch that was built for CUDA, this one is {torch.__version__}"
+        return f"CUDA kernels need a torch that was built for CUDA; this is torch {torch.__version__}"
     try:
         importlib.import_module("lrd_kernels._C_cuda")
     except ModuleNotFoundError:
-        return "this build has no CUDA kernels: nvcc was not there, or LRD_CUDA=OFF was given"
+        return "this build has no CUDA kernels: nvcc was not found, or LRD_CUDA=OFF was set"
     except ImportError as error:
         return f"the compiled library lrd_kernels/_C_cuda.abi3.so did not load: {error}"
     return None
@@ -33,19 +33,19 @@ cuda_error = _load_cuda()
 
 
 def cpu_isa() -> str | None:
-    """The instruction set the CPU kernels use, None without the library."""
+    """The instruction set of the CPU kernels, or None if the library is not loaded."""
     return _cpu_library.cpu_isa() if _cpu_library else None
 
 
 def release_memory() -> None:
-    """Gives back to the system what the CPU kernels keep for later: the memory of up to four large gradients.
+    """Releases the memory that the CPU kernels cache for reuse, that of up to four large gradients.
 
-    The system may take that memory by itself when it is short; this is for those who want to see it gone.
+    The operating system can also reclaim this memory when memory is low; call this to release it immediately.
     """
     if _cpu_library:
         _cpu_library.release_memory()
 
 
 def available_isas() -> list[str]:
-    """The instruction sets this machine can run, best first."""
+    """The instruction sets that this machine supports, best first."""
     return _cpu_library.available_isas() if _cpu_library else []

@@ -36,7 +36,7 @@ class OpInputs(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """What `log_prob_fwd` gives."""
+    """The outputs of `log_prob_fwd`."""
 
     result: Tensor  # [B, max(N, 1)]
     chol_inv: Tensor  # L^-1 [B, R, R]
@@ -46,12 +46,12 @@ class Forward(NamedTuple):
 
     @property
     def growth(self) -> Tensor:
-        """[B], infinite where the covariance failed"""
+        """[B]; infinite for an item whose covariance failed."""
         return self.summary[:, 0]
 
 
 class Capacitance(NamedTuple):
-    """What `capacitance_fwd` gives."""
+    """The outputs of `capacitance_fwd`."""
 
     chol: Tensor  # L [B, R, R]
     chol_inv: Tensor  # L^-1 [B, R, R]
@@ -69,7 +69,7 @@ def _define(namespace: str) -> torch.library.Library:
 
 
 def _late(name: str) -> Callable[..., Any]:
-    """An op of the Triton backend, whose package is imported by the first call."""
+    """An op of the Triton backend. The first call imports Triton."""
 
     def call(*arguments: Any) -> Any:
         from lrd_kernels.ops import triton
@@ -82,7 +82,7 @@ def _late(name: str) -> Callable[..., Any]:
 # The compiled libraries register the kernels of the CPU and of the CUDA namespace.
 _libraries = {namespace: _define(namespace) for namespace in schemas.NAMESPACES.values()}
 for _name in schemas.SCHEMAS:
-    for _device in ("CPU", "CUDA"):  # on CPU tensors: Triton's interpreter
+    for _device in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter
         _libraries[schemas.NAMESPACES["triton"]].impl(_name, _late(_name), _device)
 
 OPS = {
@@ -92,7 +92,7 @@ OPS = {
 
 
 def _fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers what stands for an op's results where there are no numbers, in all namespaces."""
+    """Registers the fake implementation of an op in all namespaces."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for namespace, library in _libraries.items():

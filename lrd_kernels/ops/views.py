@@ -1,10 +1,10 @@
-"""Broadcast batch dimensions as the raw ops see them: F factors, K Gaussians to each, N values to each Gaussian.
+"""Views of broadcast batch dimensions for the raw ops: F factors, K Gaussians per factor, N values per Gaussian.
 
 A batch dimension along which the factor varies is an F dimension; one along which only the diagonal or the mask varies
 is a K dimension (Gaussians that share a factor); one along which only value or loc vary is an N dimension (values that
-share a Gaussian). Tensors are viewed, not copied, as [F, S, R], [F K, S] and [F K, N, S]. The exceptions are small or
-odd: a vector whose batch dimensions cannot be merged by strides, and a factor with two or more batch dimensions that
-were cut out of larger ones.
+share a Gaussian). Tensors are viewed as [F, S, R], [F K, S] and [F K, N, S] without a copy. The exceptions are small or
+rare: a vector whose batch dimensions cannot be merged by strides, and a factor with two or more batch dimensions that
+are slices of larger ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 class BatchViews:
-    """How one call's batch dimensions map to F, K and N."""
+    """Maps the batch dimensions of a call to F, K and N."""
 
     def __init__(self, cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None, vectors: Sequence[Tensor | None]):
         factor_batch = cov_factor.shape[:-2]
@@ -40,7 +40,7 @@ class BatchViews:
         F = [d for d in range(n) if vary_factor[d]]
         K = [d for d in range(n) if vary_gaussian[d] and not vary_factor[d]]
         N = [d for d in range(n) if not vary_gaussian[d]]
-        # Factors in the order of their memory, so that a permuted batch still merges into one dimension.
+        # Sort factor dimensions by stride, so that a permuted batch can still be merged into one dimension.
         strides = [0] * (n - len(factor_batch)) + list(cov_factor.stride()[:-2])
         F.sort(key=lambda d: -strides[d])
         self.order = F + K + N
@@ -63,7 +63,7 @@ class BatchViews:
         return ordered.reshape(self.F, *event)
 
     def gaussians(self, tensor: Tensor, event_dims: int = 1) -> Tensor:
-        """Something that varies by Gaussian, [..., *event] -> [B, *event]"""
+        """A tensor with one entry per Gaussian, [..., *event] -> [B, *event]"""
         if self.plain:
             return tensor if self.shape else tensor[None]
         event = tensor.shape[tensor.dim() - event_dims :]
@@ -71,7 +71,7 @@ class BatchViews:
         return ordered.reshape(self.B, *event)
 
     def values(self, tensor: Tensor, event_dims: int = 1) -> Tensor:
-        """Something that varies by value, [..., *event] -> [B, N, *event]"""
+        """A tensor with one entry per value, [..., *event] -> [B, N, *event]"""
         if self.plain:
             return tensor.unsqueeze(1) if self.shape else tensor[None, None]
         event = tensor.shape[tensor.dim() - event_dims :]
@@ -103,14 +103,14 @@ class BatchViews:
         return self._restored(tensor.reshape(*sizes, *tensor.shape[2:]), tensor.dim() - 2)
 
     def shares_gaussians(self, tensor: Tensor) -> bool:
-        """Whether a vector [..., S] is the same for all values of each Gaussian, of which there are several."""
+        """Whether there are several values per Gaussian and a vector [..., S] is the same for all of them."""
         if self.plain:
             return False
         batch = _varies(tensor.shape[:-1], len(self.shape))
         return self.N > 1 and not any(batch[d] for d in self.order[self.gaussian_dims :])
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """[..., M] -> [F, K N, M]: all that shares a factor as the rows of one matrix"""
+        """[..., M] -> [F, K N, M]: vectors that share a factor become the rows of one matrix"""
         per_factor = self.B // max(self.F, 1) * self.N
         return self.values(tensor).reshape(self.F, per_factor, tensor.shape[-1])
 
@@ -130,15 +130,15 @@ class BatchViews:
 
 
 def _varies(batch: Sequence[int], n: int) -> list[bool]:
-    """Along which of the n broadcast dimensions a batch has a size of its own (an empty one included)."""
+    """Along which of the n broadcast dimensions a batch varies (its size is not 1; it may be 0)."""
     return [False] * (n - len(batch)) + [size != 1 for size in batch]
 
 
 def sum_to(grad: Tensor, like: Tensor) -> Tensor:
-    """A gradient summed over the batch dimensions along which its tensor was broadcast."""
+    """Sums a gradient over the batch dimensions along which its tensor was broadcast."""
     return grad if grad.shape == like.shape else grad.sum_to_size(like.shape)
 
 
 def is_rank_major(cov_factor: Tensor) -> bool:
-    """Whether S, not R, is the contiguous dimension; the gradient of the factor is laid out the same way."""
+    """Whether S, not R, is the contiguous dimension. The gradient of the factor has the same layout."""
     return cov_factor.stride(-1) != 1 and cov_factor.stride(-2) == 1

@@ -188,7 +188,7 @@ def test_diagnose_speaks_plainly():
     floored = torch.full_like(diag, 0.01)
     assert "at its floor" in lrd.diagnose(factor, floored, eps=0.01).verdict
     repeated = factor[:, :1].expand(-1, 6)
-    assert "of its 6 columns" in lrd.diagnose(repeated, diag).verdict
+    assert "with 6 columns" in lrd.diagnose(repeated, diag).verdict
     text = str(lrd.diagnose(factor, diag))
     for part in ("100 outputs", "rank 6", "condition of capacitance", "quantiles of D", "largest leverage", "Healthy"):
         assert part in text
@@ -202,7 +202,7 @@ def test_bad_items_are_told_and_spoil_no_other():
     assert found.bad_entries.tolist() == [1, 0, 1]
     assert found.condition_upper.isnan().tolist() == [True, False, True]
     assert found.largest_leverage.isnan().tolist() == [True, False, True]
-    assert "Not a covariance: 2 entries" in str(found)
+    assert "Invalid covariance: 2 entries" in str(found)
     assert lrd.condition_bounds(factor, diag)[0].isnan().tolist() == [True, False, True]
     assert lrd.capacitance_condition(factor, diag).isnan().tolist() == [True, False, True]
     extremes = lrd.extreme_eigenvalues(factor, diag)
@@ -212,7 +212,7 @@ def test_bad_items_are_told_and_spoil_no_other():
 
 def test_empty_and_half_inputs():
     empty = lrd.diagnose(torch.zeros(0, 20, 3), torch.ones(0, 20))
-    assert "nothing to judge" in str(empty)
+    assert "no covariances to diagnose" in str(empty)
     factor, diag = covariance(50, 4, dtype=torch.bfloat16)
     lower, upper = lrd.condition_bounds(factor, diag)
     values = exact(factor, diag)

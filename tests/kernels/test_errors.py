@@ -57,7 +57,7 @@ def test_a_backend_asked_for_by_name_does_not_fall_back(name):
 
 def test_the_cpu_backend_refuses_other_devices():
     meta = [t.to("meta") for t in GOOD]
-    with pytest.raises(RuntimeError, match="backend 'cpu' serves tensors on 'cpu', not on 'meta'"):
+    with pytest.raises(RuntimeError, match="backend 'cpu' supports tensors on 'cpu', not on 'meta'"):
         lrd.log_prob(*meta, backend="cpu")
 
 

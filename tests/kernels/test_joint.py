@@ -204,7 +204,7 @@ def test_accumulator_state(tmp_path):
 def test_accumulator_of_diagonal_predictions_and_errors():
     means, _, diags = predictions(T=4)
     accumulator = lrd.JointAccumulator(rank=8)
-    with pytest.raises(ValueError, match="no prediction has come yet"):
+    with pytest.raises(ValueError, match="no predictions have been added"):
         accumulator.finalize()
     for mean, diag in zip(means, diags, strict=True):
         accumulator.update(mean, None, diag)

@@ -114,7 +114,7 @@ def test_whitening_has_gradients_for_what_it_says(model):
     model.unwhiten(model.whiten(value)).sum().backward()
     torch.testing.assert_close(value.grad, torch.full_like(value, float(model.batch_shape.numel())))
     trained = model.cov_factor.clone().requires_grad_()
-    with pytest.raises(NotImplementedError, match="no gradients for the covariance"):
+    with pytest.raises(NotImplementedError, match="no gradients with respect to the covariance"):
         lrd.LowRankMultivariateNormal(model.loc, trained, model.cov_diag).whiten(value)
 
 

@@ -55,4 +55,4 @@ def test_says_that_there_is_no_gpu(capsys):
 def test_options_of_the_longer_test_are_not_ignored(capsys):
     with pytest.raises(SystemExit):
         info.main(["--device", "cpu"])
-    assert "--device goes with --self-test" in capsys.readouterr().err
+    assert "--device requires --self-test" in capsys.readouterr().err

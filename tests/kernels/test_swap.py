@@ -95,7 +95,7 @@ def test_refuses_a_class_that_has_changed(monkeypatch):
 
     with monkeypatch.context() as m:
         m.setattr(Torchs, "__init__", changed)
-        with pytest.raises(RuntimeError, match=r"not the class that patch_torch knows.*jitter"):
+        with pytest.raises(RuntimeError, match=r"differs from the class that patch_torch supports.*jitter"):
             lrd.patch_torch()
     original = Torchs.__init__
 

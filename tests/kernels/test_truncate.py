@@ -162,7 +162,7 @@ def test_bad_numbers_spoil_their_item_alone():
     [
         ({"rank": -1}, ValueError, "rank must not be negative; got -1"),
         ({"rank": 2.0}, TypeError, "rank must be an int or None; got float"),
-        ({"rank": 2, "energy": 0.5}, ValueError, "rank or energy, not both"),
+        ({"rank": 2, "energy": 0.5}, ValueError, "rank and energy must not both be given"),
         ({"energy": 0.0}, ValueError, "energy must be above 0 and at most 1; got 0.0"),
         ({"energy": 1.5}, ValueError, "energy must be above 0 and at most 1; got 1.5"),
     ],

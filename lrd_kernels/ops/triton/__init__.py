@@ -1,4 +1,4 @@
-"""The raw ops on a GPU, by Triton: one file per op, kernels and launchers. Imported when one is first called."""
+"""The raw ops in Triton: one file per op, with its kernels and launchers. Imported when an op is first called."""
 
 from lrd_kernels.ops.triton.capacitance import capacitance_fwd
 from lrd_kernels.ops.triton.gram import gram_fwd

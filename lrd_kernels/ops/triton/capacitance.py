@@ -1,5 +1,5 @@
-"""capacitance_fwd: the R-sized algebra in float64, by the CUDA kernel where that is there, else by torch's batched
-routines; nothing is looked at on the host."""
+"""capacitance_fwd: the R x R computations in float64, by the CUDA kernel if it is available, else by torch's batched
+routines, without synchronising with the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> 
     diagonal = safe.diagonal(dim1=-2, dim2=-1)  # [B, R]
     eye = torch.eye(R, dtype=gram.dtype, device=gram.device)
     chol, info = torch.linalg.cholesky_ex(safe + eye)
-    # Every exact pivot is at least 1. Where rounding made one negative, as much is added as rounding may have taken.
+    # Every exact pivot is at least 1. If rounding made one negative, the largest possible rounding error is added.
     nudge = torch.diag_embed(R * PIVOT_NUDGE * (1 + diagonal))
     nudged = torch.linalg.cholesky_ex(safe + eye + nudge)[0]
     chol = torch.where((info == 0)[:, None, None], chol, nudged)
@@ -33,5 +33,5 @@ def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> 
 
 
 def _serves(gram: Tensor) -> bool:
-    """Whether the CUDA kernel is there for this tensor."""
+    """Whether the CUDA kernel is available for this tensor."""
     return gram.is_cuda and load.cuda_error is None

@@ -1,4 +1,4 @@
-"""What the kernels share: rows of a Gaussian, in float64 where they are vectors of S entries."""
+"""Helpers of the kernels that load and store rows; vectors of S entries are converted to float64."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 @triton.jit
 def load_rows(vector, rows, stride, present):
-    """Entries of a vector in float64, 0 where they are not present."""
+    """Entries of a vector in float64; 0 for absent rows."""
     return tl.load(vector + rows * stride, mask=present, other=0.0).to(tl.float64)
 
 
 @triton.jit
 def load_tile(matrix, rows, columns, row_stride, column_stride, present, column_count):
-    """A tile [rows, columns] of a matrix, 0 where a row is not present or a column does not exist."""
+    """A tile [rows, columns] of a matrix; 0 for absent rows and columns out of range."""
     inside = present[:, None] & (columns < column_count)[None, :]
     return tl.load(matrix + rows[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0.0)
 
 
 @triton.jit
 def load_diag(diag, rows, stride, present, eps, EXP: tl.constexpr, LIMIT: tl.constexpr):
-    """D, 1 / D, and the derivative of D for the stored number, all in float64; 1, 0 and 0 where not present."""
+    """D, 1 / D, and the derivative of D by the stored number, all in float64; 1, 0 and 0 for absent rows."""
     raw = load_rows(diag, rows, stride, present)
     if EXP:
         slope = tl.exp(tl.where((raw > LIMIT) & (raw < float("inf")), LIMIT, raw))
@@ -37,8 +37,8 @@ def load_diag(diag, rows, stride, present, eps, EXP: tl.constexpr, LIMIT: tl.con
 
 @triton.jit
 def rounded(products, once):
-    """Products in their own right, by a loop that runs once. Fused into the sums of a reduction, each thread would
-    round its own product last: threads that hold the same sum would differ in its last bit, and race to write it."""
+    """Rounds products before they are summed, by a loop that runs once. If they were fused into the sums of a
+    reduction, threads that hold the same sum would round it differently in the last bit, and race to write it."""
     kept = tl.zeros(products.shape, products.dtype)
     for _ in range(once):
         kept += products
@@ -47,8 +47,8 @@ def rounded(products, once):
 
 @triton.jit
 def times(tile, vector, once, COMPUTE: tl.constexpr):
-    """tile * vector in float64, the vector in float64 as well. Of a float32 tile by two products that are exact, fused
-    or not: the vector's leading 24 bits, and the next ones."""
+    """tile * vector in float64, for a float64 vector. A float32 tile is multiplied by the vector's leading 24 bits and
+    by the remaining bits; both products are exact, whether fused or not."""
     if COMPUTE == tl.float64:
         return rounded(tile * vector, once)
     else:
@@ -70,8 +70,9 @@ def square(tile, once, COMPUTE: tl.constexpr):
 
 @triton.jit
 def operand(tile, once, COMPUTE: tl.constexpr):
-    """A tile as an operand of a product. In float64 a loop that runs once hides from the compiler that the numbers come
-    from narrower ones (a half type, a mask): it would lay them out for those, which its float64 product cannot do."""
+    """A tile as an operand of a product. In float64, a loop that runs once hides from the compiler that the numbers
+    come from a narrower type (half precision, a mask), for which it would choose a layout that its float64 product
+    does not support."""
     if COMPUTE == tl.float64:
         tile = rounded(tile, once)
     return tile
@@ -79,7 +80,7 @@ def operand(tile, once, COMPUTE: tl.constexpr):
 
 @triton.jit
 def narrowed(numbers, pointer):
-    """Numbers in the type that a pointer has, by way of float32 where that is a half type."""
+    """Converts numbers to the type of a pointer, through float32 for half-precision types."""
     if pointer.dtype.element_ty == tl.bfloat16 or pointer.dtype.element_ty == tl.float16:
         return numbers.to(tl.float32).to(pointer.dtype.element_ty)
     else:
@@ -88,7 +89,7 @@ def narrowed(numbers, pointer):
 
 @triton.jit
 def find_present(mask, rows, stride, inside, HAS_MASK: tl.constexpr):
-    """Which rows exist: those inside that are not masked."""
+    """Which rows are present: those in range and not masked."""
     if HAS_MASK:
         present = inside & (tl.load(mask + rows * stride, mask=inside, other=0) != 0)
     else:
@@ -97,7 +98,7 @@ def find_present(mask, rows, stride, inside, HAS_MASK: tl.constexpr):
 
 
 def pointer(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """A tensor to pass where a kernel wants a pointer that it will not use."""
+    """A tensor to pass for a pointer that the kernel does not use."""
     return stand_in if tensor is None else tensor
 
 
@@ -106,11 +107,11 @@ def strides(tensor: Tensor | None, dims: int) -> tuple[int, ...]:
 
 
 def as_bytes(mask: Tensor | None) -> Tensor | None:
-    """A bool mask as the kernels read it."""
+    """A bool mask in the form that the kernels read."""
     return None if mask is None else mask.view(torch.uint8)
 
 
 def add_slots(gram: Tensor) -> Tensor:
-    """[B, splits, K, K], of which the tiles above the diagonal hold anything -> their sums, symmetric, [B, K, K]."""
+    """Sums [B, splits, K, K] -> symmetric [B, K, K]. Tiles above the diagonal are uninitialised and ignored."""
     lower = gram.sum(1).tril()
     return lower + lower.tril(-1).mT

@@ -1,9 +1,9 @@
-"""Which block sizes a kernel runs with: a table by architecture, rank, compute type and layout, not a search at first
-call. `python -m benchmarks.gpu.choose` rewrites configs_table.py: by what compiles without spills, or with --time, on a
-GPU, by what is fastest there.
+"""Block sizes of the kernels, from a table by architecture, rank, compute type and layout, without autotuning at the
+first call. `python -m benchmarks.gpu.choose` writes configs_table.py. It selects block sizes that compile without
+spills or, with --time on a GPU, the fastest ones.
 
-A compute type is "float64", "float32", or "tf32x3": float32 products made of three on tensor cores. These sum with
-roundings of their own, so only precision "float32" takes them, and only where products, not memory, limit the pass.
+A compute type is "float64", "float32", or "tf32x3": float32 products computed as three products on tensor cores. Tensor
+cores round sums differently, so only precision "float32" uses them, and only where products, not memory, are the limit.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ class Config(NamedTuple):
     block_r: int
     num_warps: int
     num_stages: int
-    programs: int  # so many at the least, where there are rows enough
-    input_precision: str  # of the products: "ieee" or "tf32x3"
+    programs: int  # the smallest number of programs, if there are enough rows
+    input_precision: str  # precision of the products: "ieee" or "tf32x3"
 
 
-TENSOR_CORES_ABOVE = 16  # columns; up to there a pass waits for memory
+TENSOR_CORES_ABOVE = 16  # columns; up to this rank a pass is limited by memory bandwidth
 
 
 def compute_type(dtype: torch.dtype, precision: int) -> str:
-    """Of the first launch, for inputs of a dtype, with a precision of `_policy`."""
+    """Compute type of the first launch, by the dtype of the inputs and a precision of `_policy`."""
     if dtype == torch.float64 or precision == FLOAT64:
         return "float64"
     return "tf32x3" if precision == FLOAT32 else "float32"
 
 
 def choose(op: str, cov_factor: Tensor, columns: int, compute: str) -> Config:
-    """For a factor [..., S, R] of which `columns` meet in a product."""
+    """Config for a factor [..., S, R] with `columns` columns per product."""
     layout = "rank" if is_rank_major(cov_factor) else "row"
     return find(op, architecture(cov_factor.device), columns, compute, layout)
 
 
 def split_rows(S: int, programs: int, config: Config) -> tuple[int, int]:
-    """Into how many runs the rows of one item are split, and the rows of a run, in whole blocks. Both depend on the
-    problem and the table alone."""
+    """The number of runs into which the rows of one item are split, and the rows per run, a multiple of the block size.
+    Both depend only on the problem and the table."""
     wanted = triton.cdiv(config.programs, max(programs, 1))
     splits = max(min(wanted, triton.cdiv(S, 4 * config.block_s)), 1)
     blocks = max(triton.cdiv(triton.cdiv(S, splits), config.block_s), 1)
@@ -56,7 +56,7 @@ def split_rows(S: int, programs: int, config: Config) -> tuple[int, int]:
 
 @functools.cache
 def architecture(device: torch.device) -> str:
-    """sm_80 and the like, gfx90a and the like, or "interpreter"."""
+    """The architecture, such as "sm_80" or "gfx90a", or "interpreter"."""
     if device.type != "cuda":
         return "interpreter"
     properties = torch.cuda.get_device_properties(device)
@@ -66,7 +66,7 @@ def architecture(device: torch.device) -> str:
 
 
 def find(op: str, arch: str, R: int, compute: str, layout: str) -> Config:
-    """The entry of the architecture, or that of all; of the least rank in it that is not below R, or the largest."""
+    """The entry of the architecture, or of "any", for the smallest rank not below R, or else the largest rank."""
     if compute == "tf32x3" and (R <= TENSOR_CORES_ABOVE or (op, arch, compute, layout) not in TABLE):
         compute = "float32"
     entries = TABLE.get((op, arch, compute, layout)) or TABLE[op, "any", compute, layout]

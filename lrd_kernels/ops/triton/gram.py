@@ -1,7 +1,8 @@
-"""gram_fwd: G = P^T w P, u = P^T w r, r^T w r and sum log D, one read of P where one tile holds all columns.
+"""gram_fwd: G = P^T w P, u = P^T w r, r^T w r and sum log D. P is read once if one tile holds all columns.
 
-Each program sums a run of rows of one Gaussian, for one tile of G; float32 products are flushed to float64 with every
-block of rows. Its sums go to a slot of their own, and the slots are added in order: no atomics, always the same bits.
+Each program sums a run of rows of one Gaussian, for one tile of G. Sums of float32 products are added to float64 sums
+after every block of rows. Each program has its own slot, and the slots are added in order: there are no atomics, and
+every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def _gram_fwd_kernel(
     AGAIN: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """Program (split, tile, b). `again` [B]: with AGAIN, only the items for which it is set are summed. `shift` s
-    [B, N, R]: with RESIDUAL, r - P s stands for r, and one tile holds all columns."""
+    """Program (split, tile, b). With AGAIN, only items whose `again` [B] is set are summed. With RESIDUAL, r - P s is
+    used instead of r, where s is `shift` [B, N, R], and one tile holds all columns."""
     pid = tl.program_id(0).to(tl.int64)
     split = pid % splits
     tile = pid // splits % (TILES * TILES if WANT_GRAM else TILES)
@@ -95,7 +96,7 @@ def _gram_fwd_kernel(
         s = tl.load(shift + (b * N + first_value) * R + left, mask=left < R, other=0.0)
     begin = split * rows_per_split
     end = tl.minimum(begin + rows_per_split, S)
-    if AGAIN:  # no rows of the others
+    if AGAIN:  # the other items process no rows
         end *= tl.load(again + b)
     for start in range(begin, end, BLOCK_S):
         rows = start + tl.arange(0, BLOCK_S).to(tl.int64)
@@ -163,13 +164,13 @@ def launch_gram_fwd(
     again: Tensor | None = None,
     shift: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums of `gram_fwd`, products in a compute type. Items that are not to be done `again` [B] hold anything. With
-    a shift s [B, N, R], r - P s stands for r; that wants `one_tile`."""
+    """The sums of `gram_fwd`, with products in a compute type. With `again` [B], other items are uninitialised. With a
+    shift s [B, N, R], r - P s is used instead of r; this requires `one_tile`."""
     F, S, R = cov_factor.shape
     B = cov_diag.shape[0]
     N = 0 if value is None else value.shape[1]
     config = configs.choose("gram", cov_factor, R, compute)
-    if shift is not None:  # where no product takes registers, and fewer rows spill on sm_90
+    if shift is not None:  # no product needs registers here, and fewer rows spill on sm_90
         config = config._replace(block_s=max(config.block_s, 32))
     tiles = max(triton.cdiv(R, config.block_r), 1)
     splits, rows_per_split = configs.split_rows(S, B * tiles * tiles, config)

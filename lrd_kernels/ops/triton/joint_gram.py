@@ -1,4 +1,4 @@
-"""joint_gram_fwd: the Gram matrix of a stack's columns, read where the samples lie. Tiles and sums as in gram.py."""
+"""joint_gram_fwd: the Gram matrix of a stack's columns, which are read in place. Tiles and sums as in gram.py."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def joint_gram_fwd(
 
 
 def mean_of(vectors: Tensor | None, centre: bool, stand_in: Tensor) -> Tensor:
-    """The vectors' mean [B, S] in float64, where they are to be centred."""
+    """The mean [B, S] of the vectors in float64, if they are to be centred."""
     if vectors is None or not centre or vectors.shape[1] == 0:
         return stand_in
     return vectors.mean(1, dtype=torch.float64)

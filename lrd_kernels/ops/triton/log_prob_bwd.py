@@ -1,8 +1,8 @@
-"""log_prob_bwd: one read of P and one write of its gradient, where one tile holds all columns. Otherwise a program
-makes one tile of columns, and reads the tiles of P that it needs again, which the second-level cache holds.
+"""log_prob_bwd: P is read once and its gradient written once, if one tile holds all columns. Otherwise a program
+computes one tile of columns and reads the tiles of P that it needs again, from the L2 cache.
 
-Products are float32 where the forward pass certified them. Blocks with a row of high leverage, where 1 - h cancels, and
-items without that certificate are left to a second launch in float64, whose other programs have no rows.
+Products are float32 where the certificate of the forward pass allows it. A second launch in float64 recomputes blocks
+with a row of high leverage h, where 1 - h cancels, and items without that certificate; its other programs do nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lrd_kernels.ops.triton.common import (
 from lrd_kernels.ops.views import is_rank_major
 
 FLOAT32_GROWTH = tl.constexpr(_policy.FLOAT32_GROWTH)
-HIGH_LEVERAGE = tl.constexpr(_policy.HIGH_LEVERAGE)  # of at most 10 R rows
+HIGH_LEVERAGE = tl.constexpr(_policy.HIGH_LEVERAGE)  # at most 10 R rows exceed it
 
 
 @triton.jit(do_not_specialize=["once"])
@@ -91,15 +91,15 @@ def _log_prob_bwd_kernel(
     CERTIFIED: tl.constexpr,
     AGAIN: tl.constexpr,
 ):
-    """Program (block of rows, tile of columns, f). `again` [F, blocks]: CERTIFIED programs of the first tile set it
-    where float32 is not enough, AGAIN ones run only where it is set."""
+    """Program (block of rows, tile of columns, f). CERTIFIED programs of the first tile set `again` [F, blocks]
+    where float32 is not accurate enough; AGAIN programs only run where it is set."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % blocks
     tile = pid // blocks % TILES
     f = pid // blocks // TILES
     rows = block * BLOCK_S + tl.arange(0, BLOCK_S).to(tl.int64)
     first = f * per_factor
-    if AGAIN:  # nothing is read, made or written where the first launch was enough
+    if AGAIN:  # skip blocks for which the first launch was accurate enough
         wanted = tl.load(again + f * blocks + block)
         per_factor *= wanted
         inside = rows < S * wanted
@@ -110,12 +110,12 @@ def _log_prob_bwd_kernel(
     factor += f * factor_b
     results = tl.maximum(N, 1)
     total = tl.zeros([BLOCK_S, BLOCK_R], COMPUTE)
-    worst = tl.zeros([BLOCK_S], tl.float64)  # leverage; 1 where all of an item is to be done again
+    worst = tl.zeros([BLOCK_S], tl.float64)  # leverage; 1 if the whole item is to be recomputed
     for k in range(per_factor):
         b = first + k
         growth = tl.zeros([BLOCK_S], tl.float64) + tl.load(summary + 2 * b)
         present = find_present(mask + b * mask_b, rows, mask_s, inside, HAS_MASK)
-        present = present & (growth < float("inf"))  # what has failed in the forward pass gets zeros
+        present = present & (growth < float("inf"))  # gradients of items that failed in the forward pass are zero
         _, w, slope = load_diag(diag + b * diag_b, rows, diag_s, present, eps, EXP, LIMIT)
         own_inverse = chol_inv + b * R * R
         pull = tl.zeros([BLOCK_S, BLOCK_R], COMPUTE)
@@ -184,7 +184,7 @@ def _log_prob_bwd_kernel(
             of_diag = tl.where(present, of_diag * slope, 0.0)
             tl.store(grad_diag + b * S + rows, narrowed(of_diag, grad_diag), mask=inside)
         total += pull
-    if CERTIFIED and tile == 0:  # which has all rows of L^-1
+    if CERTIFIED and tile == 0:  # the first tile has all rows of L^-1
         tl.store(again + f * blocks + block, (tl.max(worst, 0) > HIGH_LEVERAGE).to(tl.int32))
     if NEED_FACTOR:
         offsets = rows[:, None] * out_s + own[None, :] * out_r

@@ -1,6 +1,9 @@
-"""log_prob_fwd: the Gram pass, the R-sized algebra, and with precision "auto" what its certificate asks for: a second
-pass in float64 for the items whose capacitance float32 products do not hold, and a pass over the residuals r - P z of
-those whose values lie so far along P that M cancels. Launches whose programs have no rows where they are not needed."""
+"""log_prob_fwd: the Gram pass and the R x R computations.
+
+With precision "auto", the certificate can require further passes: a pass in float64 for items whose capacitance matrix
+float32 products do not give accurately enough, and a pass over the residuals r - P z for items whose values lie so far
+along P that M cancels. The programs of other items process no rows in these launches.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def log_prob_fwd(
 
 
 def _judge(sums: tuple[Tensor, ...], found: tuple[Tensor, ...], S: int) -> tuple[Tensor, Tensor]:
-    """[B] each: whose float32 products are not certain to be enough for L^-1, and whose M or log-density cancels."""
+    """[B] each: items whose float32 products may be too inaccurate for L^-1, and whose M or log-density cancels."""
     gram, _, quad, _ = sums
     _, _, z, maha, log_det, growth = found
     weighted = (z.square() * gram.diagonal(dim1=-2, dim2=-1)[:, None]).sum(-1)  # [B, N]
@@ -74,8 +77,8 @@ def _judge(sums: tuple[Tensor, ...], found: tuple[Tensor, ...], S: int) -> tuple
 
 
 def _score_residuals(inputs: tuple[Any, ...], found: tuple[Tensor, ...], which: Tensor) -> tuple[Tensor, ...]:
-    """z and M from the residuals of the items [B] that want it. z minimises |sqrt(w) (r - P z)|^2 + |z|^2, so that the
-    step to the minimum from a z that is nearly there is small, and what it takes off M is a square."""
+    """Refines z and M from the residuals, for the selected items [B]. z minimises |sqrt(w) (r - P z)|^2 + |z|^2, so the
+    step from a z close to the minimum is small, and the correction of M is quadratic in it."""
     chol, inverse, z, M, log_det, growth = found
     again, shift = which.to(torch.int32), z.contiguous()
     _, u, quad, _ = launch_gram_fwd(*inputs, compute="float32", want_gram=False, again=again, shift=shift)

@@ -1,4 +1,4 @@
-"""project_fold_fwd: a block of rows of the stack in another basis, and the diagonal with what that leaves out."""
+"""project_fold_fwd: rows of the stack in another basis, and the diagonal with the dropped variance added."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _project_fold_fwd_kernel(
     HAS_VECTORS: tl.constexpr,
     CENTRE: tl.constexpr,
 ):
-    """Program (block of rows, b): all K columns of the result, BLOCK_K at a time; the stack is read for each."""
+    """Program (block of rows, b): all K columns of the result, BLOCK_K at a time; each time the stack is read."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % blocks
     b = pid // blocks
@@ -80,7 +80,7 @@ def _project_fold_fwd_kernel(
         stored = narrowed(projected, factor)
         where = b * out_b + rows[:, None] * out_s + kept[None, :] * out_r
         tl.store(factor + where, stored, mask=inside[:, None] & (kept < K)[None, :])
-        # what is folded is what was not stored
+        # the variance to add is that missing from the stored numbers
         lost -= tl.sum(square(stored, once, COMPUTE), 1)
     d = tl.load(diag + b * diag_b + rows * diag_s, mask=inside, other=0.0).to(tl.float64)
     if FOLD:

@@ -1,4 +1,4 @@
-"""A tile of a stack's columns: T blocks of R, then V vectors, scaled and centred on the way."""
+"""Loads a tile of a stack's columns: T blocks of R columns, then V vectors, scaled and centred."""
 
 import triton
 import triton.language as tl
@@ -26,9 +26,9 @@ def load_stack(
     HAS_VECTORS: tl.constexpr,
     CENTRE: tl.constexpr,
 ):
-    """[rows, columns] in the compute type; columns from `split` on are vectors, from `total` on there are none."""
+    """[rows, columns] in the compute type. Columns from `split` on are vectors; those from `total` on do not exist."""
     of_factors = inside[:, None] & (columns < split)[None, :]
-    block = (columns.to(tl.int32) // R).to(tl.int64)  # of 32 bits, because a division of 64 is a routine
+    block = (columns.to(tl.int32) // R).to(tl.int64)  # 32-bit, because a 64-bit division is a function call
     where = (block * factor_t + (columns - block * R) * factor_r)[None, :] + rows[:, None] * factor_s
     tile = tl.load(factors + where, mask=of_factors, other=0.0).to(COMPUTE) * factor_scale.to(COMPUTE)
     if HAS_VECTORS:
