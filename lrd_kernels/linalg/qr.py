@@ -52,7 +52,7 @@ def factorise(
         rows = order[:, begin : begin + chunk]  # [B, n]
         index = rows.reshape(*spread.shape[:2], -1, 1).expand(-1, -1, -1, R)
         scale = root.gather(1, rows)[..., None]
-        A = spread.gather(2, index).reshape(B, -1, R).double() * scale
+        A = spread.gather(2, index).reshape(B, rows.shape[1], R).double() * scale
         b = diff.double().gather(2, rows[:, None].expand(-1, N, -1)).mT * scale
         if mask is not None:  # masked entries may be arbitrary
             A, b = (torch.where(scale > 0, t, 0) for t in (A, b))
