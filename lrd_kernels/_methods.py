@@ -71,8 +71,6 @@ class Operations:
         """
         S = self.loc.shape[-1]
         known = _positions(index, S, self.loc.device)
-        if len(known.unique()) != len(known):
-            raise ValueError("index must not name an output twice")
         if value.shape[-1:] != known.shape:
             raise ValueError(f"value must have shape [..., {len(known)}], as index; got {tuple(value.shape)}")
         other = torch.ones(S, dtype=torch.bool, device=self.loc.device)
@@ -212,11 +210,19 @@ def _like(self: Any, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Any:
 
 
 def _positions(index: Index, S: int, device: torch.device) -> Tensor:
-    """Converts an index to positions [n]."""
-    if isinstance(index, Tensor) and index.dtype == torch.bool and index.shape != (S,):
-        raise ValueError(f"a bool index must have shape [{S}]; got {tuple(index.shape)}")
+    """Converts an index to positions [n], each of another output."""
     every = torch.arange(S, device=device)
-    return every[[index] if isinstance(index, int) else index].reshape(-1)
+    if isinstance(index, slice):
+        return every[index]
+    chosen = torch.as_tensor(index, device=device)
+    if chosen.dtype == torch.bool and chosen.shape != (S,):
+        raise ValueError(f"a bool index must have shape [{S}]; got {tuple(chosen.shape)}")
+    if chosen.numel() and (chosen.is_floating_point() or chosen.is_complex()):
+        raise TypeError(f"index must be a slice, integer positions or a bool mask; got {chosen.dtype}")
+    positions = every[chosen if chosen.dtype == torch.bool else chosen.long()].reshape(-1)
+    if len(positions.unique()) != len(positions):
+        raise ValueError("index must not name an output twice")
+    return positions
 
 
 def _region_weights(labels: Tensor, reduction: str) -> Tensor:

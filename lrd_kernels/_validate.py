@@ -56,6 +56,13 @@ def non_negative(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be finite and not negative; got {value}")
 
 
+def positive(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int; got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1; got {value}")
+
+
 def gaussian(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = None, **vectors: Tensor) -> None:
     """Checks types, dtypes, devices and shapes of a call. `vectors` are the [..., S] arguments by name."""
     floating("cov_factor", cov_factor)
@@ -124,6 +131,18 @@ def check_result(
     """Raises if a result is NaN. Every invalid input makes a result NaN, so valid inputs need no check of their own."""
     if may_inspect(result) and has_nan(result.detach()):
         explain(cov_factor, cov_diag, mask, eps, **vectors)
+
+
+def check_numbers(cov_factor: Tensor, cov_diag: Tensor, **vectors: Tensor) -> None:
+    """Raises for numbers that are not finite and for a diagonal that is not positive. A sum shows them without a
+    temporary of the factor's size."""
+
+    def finite(tensor: Tensor) -> bool:
+        return bool(tensor.sum(dtype=torch.float64).isfinite()) or bool(tensor.isfinite().all())
+
+    is_positive = cov_diag.numel() == 0 or bool(cov_diag.detach().min() > 0)
+    if not (is_positive and all(finite(t.detach()) for t in (cov_factor, cov_diag, *vectors.values()))):
+        explain(cov_factor, cov_diag, None, None, **vectors)
 
 
 def explain(

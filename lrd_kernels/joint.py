@@ -11,6 +11,7 @@ the differences between predictions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from lrd_kernels import _validate, functional, truncation
 from lrd_kernels._methods import covariance_of
 from lrd_kernels.distribution import LowRankMultivariateNormal
 from lrd_kernels.linalg.stack import Stack
+from lrd_kernels.ops import dispatch
 from lrd_kernels.ops.views import is_rank_major
 
 __all__ = ["JointAccumulator", "JointNormal", "SemidefiniteNormal", "joint", "mixture_log_prob"]
@@ -201,32 +203,57 @@ class JointAccumulator:
         self._dtype: torch.dtype | None = None  # of the predictions
         self._mean: Tensor | None = None  # [..., S] in float64
         self._diag: Tensor | None = None  # sum of the diagonals, in float64
-        self._parts = {"aleatoric": _Columns(self), "epistemic": _Columns(self)}
+        self._parts = self._no_columns()
+
+    def _no_columns(self) -> dict[str, _Columns]:
+        return {name: _Columns(self.rank, self.oversample) for name in ("aleatoric", "epistemic")}
 
     @torch.no_grad()
     def update(self, mean: Tensor, cov_factor: Tensor | None, cov_diag: Tensor) -> JointAccumulator:
-        """Adds one prediction: mean [..., S], factor [..., S, R] or None, diagonal [..., S]."""
+        """Adds one prediction: mean [..., S], factor [..., S, R] or None, diagonal [..., S].
+
+        An update that raises leaves the accumulator as it was.
+        """
         _validate.floating("mean", mean)
-        if cov_factor is not None:
-            _validate.gaussian(cov_factor, cov_diag, mean=mean)
+        _validate.floating("cov_diag", cov_diag)
+        factor = cov_diag.new_empty(*cov_diag.shape, 0) if cov_factor is None else cov_factor
+        _validate.gaussian(factor, cov_diag, mean=mean)
+        self._check_like_before(mean, factor, cov_diag)
+        if dispatch.may_inspect(mean):
+            _validate.check_numbers(factor, cov_diag, mean=mean)
+        # All that can fail, for want of memory too, comes before the first change.
+        count, commits = self.count + 1, []
+        if self._mean is None or self._diag is None:
+            new_mean, new_diag = mean.to(torch.float64, copy=True), cov_diag.double().expand_as(mean).clone()
+        else:
+            deviation = mean.double() - self._mean
+            new_mean, new_diag = self._mean + deviation / count, self._diag + cov_diag.double()
+            # The scatter about the final mean is the sum of (t - 1) / t d_t d_t^T
+            scale = math.sqrt((count - 1) / count)
+            commits.append(self._parts["epistemic"].prepare((scale * deviation).to(mean.dtype)[..., None]))
+        if factor.shape[-1]:
+            commits.append(self._parts["aleatoric"].prepare(factor.expand(*mean.shape, factor.shape[-1])))
+        for commit in commits:
+            commit()
+        self.count, self._dtype, self._mean, self._diag = count, mean.dtype, new_mean, new_diag
+        return self
+
+    def _check_like_before(self, mean: Tensor, factor: Tensor, cov_diag: Tensor) -> None:
+        """All predictions have one shape, dtype and device, that of the mean."""
         if self._mean is not None and mean.shape != self._mean.shape:
             raise ValueError(
                 f"mean must have the shape of those before, {tuple(self._mean.shape)}; got {tuple(mean.shape)}"
             )
-        self.count += 1
-        if self._mean is None or self._diag is None:
-            self._dtype = mean.dtype
-            self._mean, self._diag = mean.to(torch.float64, copy=True), cov_diag.double().expand_as(mean).clone()
-        else:
-            deviation = mean.double() - self._mean
-            self._mean += deviation / self.count
-            self._diag += cov_diag.double()
-            # The scatter about the final mean is the sum of (t - 1) / t d_t d_t^T
-            scale = math.sqrt((self.count - 1) / self.count)
-            self._parts["epistemic"].add((scale * deviation).to(mean.dtype)[..., None])
-        if cov_factor is not None:
-            self._parts["aleatoric"].add(cov_factor.expand(*mean.shape, cov_factor.shape[-1]))
-        return self
+        if self._mean is not None and (mean.dtype != self._dtype or mean.device != self._mean.device):
+            raise TypeError(
+                f"mean must have the dtype and device of those before, {self._dtype} on {self._mean.device};"
+                f" got {mean.dtype} on {mean.device}"
+            )
+        batch = torch.broadcast_shapes(factor.shape[:-2], cov_diag.shape[:-1], mean.shape[:-1])
+        if batch != mean.shape[:-1]:
+            raise ValueError(
+                f"mean must have all batch dimensions, as [{', '.join(map(str, batch))}, S]; got {tuple(mean.shape)}"
+            )
 
     @torch.no_grad()
     def merge(self, other: JointAccumulator) -> JointAccumulator:
@@ -238,14 +265,20 @@ class JointAccumulator:
         if self._mean is None or self._diag is None:
             self.load_state_dict(other.state_dict())
             return self
+        if other._dtype != self._dtype or other._mean.shape != self._mean.shape:
+            raise ValueError(
+                f"the other accumulator must hold predictions of {self._dtype} {tuple(self._mean.shape)};"
+                f" got {other._dtype} {tuple(other._mean.shape)}"
+            )
         n, m = self.count, other.count
         deviation = other._mean - self._mean
-        self.count = n + m
-        self._mean += deviation * (m / self.count)
-        self._diag += other._diag
-        self._parts["epistemic"].add((math.sqrt(n * m / self.count) * deviation).to(self._dtype)[..., None])
-        for name, part in self._parts.items():
+        merged = JointAccumulator(self.rank, self.oversample)  # a copy, so that a merge that fails changes nothing
+        merged.load_state_dict(self.state_dict())
+        merged._parts["epistemic"].add((math.sqrt(n * m / (n + m)) * deviation).to(self._dtype)[..., None])
+        for name, part in merged._parts.items():
             part.merge(other._parts[name])
+        mean, diag = self._mean + deviation * (m / (n + m)), self._diag + other._diag
+        self.count, self._mean, self._diag, self._parts = n + m, mean, diag, merged._parts
         return self
 
     @torch.no_grad()
@@ -282,8 +315,8 @@ class JointAccumulator:
         self.rank, self.oversample, self.count = state["rank"], state["oversample"], state["count"]
         self._dtype = state["dtype"]
         self._mean, self._diag = (None if state[k] is None else state[k].clone() for k in ("mean", "diag"))
+        self._parts = self._no_columns()
         for name, part in self._parts.items():
-            part.clear()
             if state[f"{name}_columns"] is not None:
                 part.add(state[f"{name}_columns"])
             if state[f"{name}_folded"] is not None:
@@ -293,11 +326,8 @@ class JointAccumulator:
 class _Columns:
     """Up to rank + oversample columns [..., S, columns], and the variances of the dropped columns in float64."""
 
-    def __init__(self, owner: JointAccumulator) -> None:
-        self.owner = owner
-        self.clear()
-
-    def clear(self) -> None:
+    def __init__(self, rank: int, oversample: int) -> None:
+        self.rank, self.room = rank, rank + oversample
         self.folded: Tensor | None = None
         self._memory: Tensor | None = None  # [..., S, rank + oversample]; the first `_used` are valid
         self._used = 0
@@ -307,23 +337,31 @@ class _Columns:
         return None if self._memory is None else self._memory[..., : self._used]
 
     def add(self, new: Tensor) -> None:
-        room, count = self.owner.rank + self.owner.oversample, new.shape[-1]
-        if self._memory is None:
+        self.prepare(new)()
+
+    def prepare(self, new: Tensor) -> Callable[[], None]:
+        """Does all of `add` that can fail, and returns what cannot."""
+        memory, used, folded = self._memory, self._used, self.folded
+        if memory is None:
             rank_major = is_rank_major(new)
-            shape = (room, new.shape[-2]) if rank_major else (new.shape[-2], room)
+            shape = (self.room, new.shape[-2]) if rank_major else (new.shape[-2], self.room)
             memory = new.new_empty(*new.shape[:-2], *shape)
-            self._memory = memory.mT if rank_major else memory
-        if self._used + count <= room:
-            self._memory[..., self._used : self._used + count] = new
-            self._used += count
-            return
-        none = new.new_zeros(new.shape[:-1])
-        both = Stack.of(none, self._memory[None, ..., : self._used], new.movedim(-1, 0))
-        rank = self.owner.rank
-        kept, lost = both.truncate(none, rank, both.basis_gram(rank), rank_major=both.rank_major)
-        self._used = kept.shape[-1]
-        self._memory[..., : self._used] = kept
-        self.folded = lost.double() if self.folded is None else self.folded + lost.double()
+            memory = memory.mT if rank_major else memory
+        if used + new.shape[-1] <= self.room:
+            begin, used, kept = used, used + new.shape[-1], new
+        else:
+            none = new.new_zeros(new.shape[:-1])
+            both = Stack.of(none, memory[None, ..., :used], new.movedim(-1, 0))
+            gram = both.basis_gram(self.rank)
+            kept, lost = both.truncate(none, self.rank, gram, rank_major=both.rank_major)
+            begin, used = 0, kept.shape[-1]
+            folded = lost.double() if folded is None else folded + lost.double()
+
+        def commit() -> None:
+            memory[..., begin:used] = kept
+            self._memory, self._used, self.folded = memory, used, folded
+
+        return commit
 
     def merge(self, other: _Columns) -> None:
         if other.columns is not None:
@@ -349,6 +387,10 @@ def mixture_log_prob(
     if means.dim() < 2 or means.shape[0] < 1:
         raise ValueError(f"means must have shape [T, ..., S] with T of at least 1; got {tuple(means.shape)}")
     T = means.shape[0]
+    for name, tensor in (("cov_factors", cov_factors), ("cov_diags", cov_diags)):
+        if tensor.shape[0] not in (1, T):
+            raise ValueError(f"{name} must have the {T} Gaussians of means, or one; got {tensor.shape[0]}")
+    _validate.positive("chunk", chunk)
     extra = max(value.dim() - (means.dim() - 1), 0)
     parts = []
     for begin in range(0, T, chunk):

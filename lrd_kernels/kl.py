@@ -28,7 +28,9 @@ def _check_events(p: torch.distributions.Distribution, q: torch.distributions.Di
 def _column_maha(columns: Tensor, q: TorchLowRankMultivariateNormal) -> Tensor:
     """tr(X^T Sq^-1 X) for X [..., S, C]"""
     factor, diag = covariance_of(q)
-    return functional.mahalanobis(columns.movedim(-1, 0), factor, diag).sum(0)
+    dims = max(factor.dim() - 2, diag.dim() - 1, columns.dim() - 2)  # batch dimensions, which the columns come before
+    values = columns.reshape((1,) * (dims - columns.dim() + 2) + columns.shape).movedim(-1, 0)
+    return functional.mahalanobis(values, factor, diag).sum(0)
 
 
 @register_kl(LowRankMultivariateNormal, LowRankMultivariateNormal)
@@ -58,7 +60,7 @@ def _kl_low_rank_dense(p: LowRankMultivariateNormal, q: MultivariateNormal) -> T
     _check_events(p, q)
     p_factor, p_diag = covariance_of(p)
     tril = q._unbroadcasted_scale_tril
-    batch = torch.broadcast_shapes(tril.shape[:-2], p_factor.shape[:-2], p_diag.shape[:-1], q.loc.shape[:-1])
+    batch = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     columns = torch.cat(
         [
             p_factor.expand(*batch, *p_factor.shape[-2:]),

@@ -33,12 +33,16 @@ def factorise(
     spread = factor[:, None].expand(-1, B // max(factor.shape[0], 1), -1, -1)  # [F, K, S, R]
     diff = diag.new_zeros(B, 0, S) if diff is None else diff
     N = diff.shape[1]
-    triangle, fitted, left = diag.new_zeros(B, R, R), diag.new_zeros(B, R, N), diag.new_zeros(B, N)
+    triangle, fitted, left = diag.new_zeros(B, 0, R), diag.new_zeros(B, 0, N), diag.new_zeros(B, N)
 
     def stack(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The triangular factor, Q^T b and the squared residual, after adding rows A [B, n, R] and b [B, n, N]."""
-        reflectors, scales = torch.geqrf(torch.cat([triangle, A], 1))
-        turned = torch.cat([fitted, b], 1)
+        """The triangular factor, Q^T b and the squared residual, after adding rows A [B, n, R] and b [B, n, N].
+
+        The longest row stays on top: zeros above it would make it the target of the reflections, and lose its digits.
+        """
+        missing = max(R - triangle.shape[1] - A.shape[1], 0)  # fewer rows than columns: zeros below
+        reflectors, scales = torch.geqrf(torch.cat([triangle, A, A.new_zeros(B, missing, R)], 1))
+        turned = torch.cat([fitted, b, b.new_zeros(B, missing, N)], 1)
         if N and R:
             turned = torch.ormqr(reflectors, scales, turned, transpose=True)
         return reflectors[:, :R].triu(), turned[:, :R], left + turned[:, R:].square().sum(1)

@@ -1,12 +1,15 @@
 """The joint of T predictions against the dense law of total covariance, whole, truncated and streamed."""
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
 
 import lrd_kernels as lrd
 from lrd_kernels import testing
+from lrd_kernels.linalg.stack import Stack
 
 
 def predictions(T=5, S=30, R=3, batch=(), dtype=torch.float64, layout="row", seed=0):
@@ -231,3 +234,86 @@ def test_gradients_of_the_mixture():
     value = torch.zeros(6, dtype=torch.float64)
     samples = [t.requires_grad_() for t in predictions(T=3, S=6, R=2)]
     assert torch.autograd.gradcheck(lambda *a: lrd.mixture_log_prob(value, *a, chunk=2), samples)
+
+
+def test_mixtures_of_unequal_numbers_are_refused():
+    means, factors, diags = (torch.rand(8, 5), torch.rand(4, 5, 2), torch.rand(8, 5))
+    with pytest.raises(ValueError, match="cov_factors must have the 8 Gaussians of means, or one; got 4"):
+        lrd.mixture_log_prob(torch.zeros(5), means, factors, diags)
+    with pytest.raises(ValueError, match="chunk must be at least 1; got 0"):
+        lrd.mixture_log_prob(torch.zeros(5), means, factors[:1], diags, chunk=0)
+
+
+def stream(count):
+    """Mean, factor and diagonal of one prediction after the other."""
+    for seed in range(count):
+        yield testing.make_inputs((2,), 30, 3, seed=seed, dtype=torch.float32)[1:]
+
+
+def state_of(accumulator):
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in accumulator.state_dict().items()}
+
+
+def same(a, b):
+    return all(torch.equal(v, b[k]) if isinstance(v, torch.Tensor) else v == b[k] for k, v in a.items())
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_failed_update_changes_nothing(monkeypatch, moment):
+    """Memory runs out at one of the truncations: the update tried again gives what it would have given."""
+    accumulator, whole = lrd.JointAccumulator(4), lrd.JointAccumulator(4)
+    real, calls = Stack.truncate, []
+
+    def truncate(self, *args, **kwargs):
+        calls.append(None)
+        if len(calls) == moment + 1:
+            raise MemoryError
+        return real(self, *args, **kwargs)
+
+    failed = 0
+    for prediction in stream(12):
+        whole.update(*prediction)
+        before = state_of(accumulator)
+        with monkeypatch.context() as patch:
+            patch.setattr(Stack, "truncate", truncate)
+            try:
+                accumulator.update(*prediction)
+                continue
+            except MemoryError:
+                failed += 1
+        assert same(state_of(accumulator), before)
+        accumulator.update(*prediction)
+    assert failed == 1
+    assert same(state_of(accumulator), state_of(whole))
+
+
+def test_predictions_of_another_kind_are_refused():
+    first, (mean, factor, diag) = stream(2)
+    accumulator = lrd.JointAccumulator(4).update(*first)
+    before = state_of(accumulator)
+    for wrong, error in [
+        ((mean.double(), factor.double(), diag.double()), TypeError),
+        ((mean[:, :-1], factor[:, :-1], diag[:, :-1]), ValueError),
+        ((mean[0], factor, diag), ValueError),
+        ((mean, None, diag.double()), TypeError),
+        ((mean, factor * torch.nan, diag), ValueError),
+        ((mean, factor, -diag), ValueError),
+        ((mean, None, diag * 0), ValueError),
+        ((mean * torch.inf, None, diag), ValueError),
+    ]:
+        with pytest.raises(error):
+            accumulator.update(*wrong)
+        assert same(state_of(accumulator), before)
+    with pytest.raises(ValueError, match="the other accumulator must hold"):
+        accumulator.merge(lrd.JointAccumulator(4).update(mean.double(), None, diag.double()))
+
+
+def test_a_dropped_accumulator_is_freed_at_once():
+    accumulator = lrd.JointAccumulator(4).update(*next(stream(1)))
+    alive = weakref.ref(accumulator)
+    gc.disable()
+    try:
+        del accumulator
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -1,6 +1,7 @@
 """Methods of the distribution beyond torch's, against dense float64."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -215,3 +216,35 @@ def test_common_noise_and_masks(model):
     assert torch.equal(some[..., 8:], model.mean[..., 8:].expand(some[..., 8:].shape))
     with pytest.raises(ValueError, match="noise must have shape"):
         model.sample((2,), noise=noise)
+
+
+@pytest.mark.parametrize("index", [[1, 1], torch.tensor([3, 0, 3]), [-1, 7]], ids=str)
+def test_an_output_has_one_place_in_a_marginal(index):
+    model = lrd.LowRankMultivariateNormal(*testing.make_inputs((), 8, 2)[1:])
+    with pytest.raises(ValueError, match="twice"):
+        model.marginal(index)
+
+
+def test_positions_of_any_integer_type():
+    model = lrd.LowRankMultivariateNormal(*testing.make_inputs((), 8, 2)[1:])
+    for index in (torch.tensor([1, 0, 7], dtype=torch.uint8), [1, 0, 7], torch.tensor([1, 0, 7], dtype=torch.int16)):
+        assert torch.equal(model.marginal(index).loc, model.loc[[1, 0, 7]])
+    with pytest.raises(TypeError, match="integer positions or a bool mask"):
+        model.marginal(torch.tensor([0.0, 1.0]))
+
+
+def test_kl_of_any_broadcast_is_that_of_dense_gaussians():
+    """Batches of p and q, of their factors and of their diagonals, each with dimensions of its own."""
+    choose = random.Random(0).choice
+    batches = [(), (1,), (3,), (2, 1), (2, 3), (1, 3)]
+    for seed in range(60):
+        p, q = (
+            lrd.LowRankMultivariateNormal(
+                *(testing.make_inputs(choose(batches), 5, 3, seed=2 * seed + i)[field] for field in (1, 2, 3))
+            )
+            for i in range(2)
+        )
+        dense = [torch.distributions.MultivariateNormal(d.loc, d.covariance_matrix) for d in (p, q)]
+        wanted = torch.distributions.kl_divergence(*dense)
+        for first, second in ((p, q), (dense[0], q), (p, dense[1])):
+            torch.testing.assert_close(torch.distributions.kl_divergence(first, second), wanted)

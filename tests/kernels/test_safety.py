@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import lrd_kernels as lrd
+from benchmarks import stress
 from lrd_kernels import testing
 from lrd_kernels.linalg import qr
 
@@ -160,6 +161,19 @@ def test_qr_agrees_where_cholesky_is_good():
     actual = testing.value_and_grads(lambda *a: lrd.log_prob(*a, precision="qr"), inputs)
     for a, w in zip(actual, wanted, strict=True):
         torch.testing.assert_close(a, w)
+
+
+@pytest.mark.parametrize("precision", ["auto", "qr"])
+@pytest.mark.parametrize("R", [2, 8, 32])
+def test_qr_keeps_the_digits_of_one_dominant_row(R, precision):
+    """One output with a tiny diagonal entry: its scaled row is longer than the others by up to 21 orders."""
+    stress.mpmath.mp.dps = 120
+    for smallest in (1e-20, 1e-30, 1e-38, 1e-42) if R == 2 else (1e-30, 1e-42):
+        inputs = testing.make_inputs((), 40, R, dtype=torch.float32)
+        inputs.cov_diag[17] = smallest
+        inputs.value[17] = inputs.loc[17] + 0.5 * inputs.cov_factor[17].sum()
+        wanted = float(stress.exact(inputs)[0])
+        assert float(lrd.log_prob(*inputs, precision=precision)) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_qr_without_columns():
