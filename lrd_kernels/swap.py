@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import threading
 from types import TracebackType
 from typing import Any
 
@@ -40,6 +41,7 @@ _ATTRIBUTES = {
 
 _originals: dict[str, Any] = {}
 _active: list[patch_torch] = []
+_lock = threading.RLock()  # of the two above and of torch's class
 
 
 class patch_torch:
@@ -56,27 +58,29 @@ class patch_torch:
     """
 
     def __init__(self) -> None:
-        if not _active:
-            _refuse_unknown_class()
-            for name in _REPLACED:
-                if name in vars(Target):
-                    _originals[name] = vars(Target)[name]
-                setattr(Target, name, vars(LowRankMultivariateNormal)[name])
-        _active.append(self)
+        with _lock:
+            if not _active:
+                _refuse_unknown_class()
+                for name in _REPLACED:
+                    if name in vars(Target):
+                        _originals[name] = vars(Target)[name]
+                    setattr(Target, name, vars(LowRankMultivariateNormal)[name])
+            _active.append(self)
 
     def undo(self) -> None:
         """Undoes this patch. Undoing the last one restores torch's methods. A second call does nothing."""
-        if self not in _active:
-            return
-        _active.remove(self)
-        if _active:
-            return
-        _complete_instances()
-        for name in _REPLACED:
-            if name in _originals:
-                setattr(Target, name, _originals.pop(name))
-            else:
-                delattr(Target, name)
+        with _lock:
+            if self not in _active:
+                return
+            _active.remove(self)
+            if _active:
+                return
+            _complete_instances()
+            for name in _REPLACED:
+                if name in _originals:
+                    setattr(Target, name, _originals.pop(name))
+                else:
+                    delattr(Target, name)
 
     def __enter__(self) -> patch_torch:
         return self

@@ -1,7 +1,10 @@
 """patch_torch: in place, nested, exception-safe, undone exactly."""
 
 import copy
+import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -160,3 +163,20 @@ def test_pyro_guide_trains_to_the_same_answer():
     assert plain[0][-10:].mean() < plain[0][:10].mean()
     for a, b in zip(patched, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_threads_that_enter_and_leave_leave_torchs_class_as_it_was(monkeypatch):
+    before = dict(vars(Torchs))
+    monkeypatch.setattr("lrd_kernels.swap._complete_instances", lambda: time.sleep(1e-4))  # a window for the others
+    start = threading.Barrier(4)
+
+    def enter_and_leave():
+        start.wait()
+        for _ in range(50):
+            with lrd.patch_torch():
+                time.sleep(1e-5)
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(enter_and_leave) for _ in range(4)]:
+            done.result()
+    assert dict(vars(Torchs)) == before
