@@ -1,5 +1,8 @@
 """Every wrong call is answered by an error that names the argument, what was wanted and what came."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -190,3 +193,11 @@ def test_an_empty_rank_of_outputs():
     """S of 0: a Gaussian over nothing, whose density is 1."""
     P, D, v = torch.zeros(2, 0, 3), torch.ones(2, 0), torch.zeros(2, 0)
     assert lrd.log_prob(v, v, P, D).tolist() == [0, 0]
+
+
+def test_bad_numbers_raise_without_assertions_too():
+    """`python -O` removes assertions, and nothing else."""
+    script = "import torch, lrd_kernels as lrd\ntry: lrd.logdet(torch.ones(3, 1), torch.zeros(3))\n"
+    script += "except lrd.NotPositiveDefiniteError: print('raised')"
+    done = subprocess.run([sys.executable, "-O", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "raised\n"
