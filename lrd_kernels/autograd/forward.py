@@ -75,7 +75,7 @@ def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Fo
     diff = value if value is None or loc is None else value.double() - loc.double()
     chol_inv, summary, z, maha = qr.factorise(inputs.cov_factor, diag, diff, inputs.mask)
     failed = summary[:, :1].isinf() | ~maha.isfinite()  # [B, N]
-    result = terms.logdet * summary[:, 1:] + terms.constant
+    result = torch.where(summary[:, :1].isinf(), torch.nan, terms.logdet * summary[:, 1:] + terms.constant)
     if value is not None:
         result = torch.where(failed, torch.nan, result + terms.maha * maha)
     z = z.masked_fill(failed[..., None], 0)

@@ -195,9 +195,16 @@ def test_an_empty_rank_of_outputs():
     assert lrd.log_prob(v, v, P, D).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("precision", ["auto", "qr"])
+@pytest.mark.parametrize("function", [lrd.logdet, lrd.entropy])
+def test_a_diagonal_of_zeros_has_no_determinant(function, precision):
+    with pytest.raises(lrd.NotPositiveDefiniteError, match=r"cov_diag\[0\] must be positive"):
+        function(torch.ones(3, 1), torch.zeros(3), precision=precision)
+
+
 def test_bad_numbers_raise_without_assertions_too():
     """`python -O` removes assertions, and nothing else."""
-    script = "import torch, lrd_kernels as lrd\ntry: lrd.logdet(torch.ones(3, 1), torch.zeros(3))\n"
+    script = "import torch, lrd_kernels as lrd\ntry: lrd.logdet(torch.ones(3, 1), -torch.ones(3))\n"
     script += "except lrd.NotPositiveDefiniteError: print('raised')"
     done = subprocess.run([sys.executable, "-O", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "raised\n"
