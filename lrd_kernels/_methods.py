@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from lrd_kernels import functional, truncation
-from lrd_kernels.linalg import capacitance, products
+from lrd_kernels.linalg import products
+from lrd_kernels.linalg.whitening import Root, root_of
 
 Index = int | slice | list[int] | Tensor
 
@@ -76,14 +77,16 @@ class Operations:
         other = torch.ones(S, dtype=torch.bool, device=self.loc.device)
         other[known] = False
         rest = other.nonzero()[:, 0]
-        factor, diag = covariance_of(self)
+        factor, diag = (t.double() for t in covariance_of(self))
         seen, seen_diag = factor[..., known, :], diag[..., known]
         # With C the capacitance of the known outputs: mean P C^-1 P_seen^T D_seen^-1 r, covariance D + P C^-1 P^T.
-        z = (functional.solve(value - self.loc[..., known], seen, seen_diag)[..., None, :] @ seen)[..., 0, :]
-        chol = functional.capacitance_cholesky(seen.double(), seen_diag.double())[0]
-        left = torch.linalg.solve_triangular(chol, factor[..., rest, :].double().mT, upper=False).mT
-        loc = self.loc[..., rest] + (factor[..., rest, :] @ z[..., None])[..., 0]
-        return _like(self, loc, left.to(factor.dtype), diag[..., rest])
+        loc = self.loc.double()
+        z = functional.latent_mean(value.double() - loc[..., known], seen, seen_diag)
+        chol = functional.capacitance_cholesky(seen, seen_diag)[0]
+        left = torch.linalg.solve_triangular(chol, factor[..., rest, :].mT, upper=False).mT
+        mean = loc[..., rest] + (factor[..., rest, :] @ z[..., None])[..., 0]
+        dtype = self.loc.dtype
+        return _like(self, mean.to(dtype), left.to(dtype), diag[..., rest].to(dtype))
 
     def aggregate(self, weights: Tensor, *, reduction: str = "sum") -> Aggregate:
         """Mean and covariance of linear functionals of the outputs. The variances account for all correlations.
@@ -109,13 +112,13 @@ class Operations:
     def correlation(self, index: int) -> Tensor:
         """Correlation of one output with every output: [..., S]."""
         factor, diag = covariance_of(self)
-        row = (factor @ factor[..., index, :, None])[..., 0]
+        diag = diag.double()
+        deviation = (diag + products.row_squares(factor)).sqrt()
         unit = torch.zeros(diag.shape[-1], dtype=diag.dtype, device=diag.device)
         unit[index] = 1
-        row = row + unit * diag
-        variance = diag + factor.square().sum(-1)
-        result = row / (variance * variance[..., index, None]).sqrt()
-        return result.expand(self.loc.shape)
+        row = products.lift(factor, factor[..., index, None, :])[..., 0, :] + unit * diag
+        result = row / deviation / deviation[..., index, None]
+        return result.to(self.loc.dtype).expand(self.loc.shape)
 
     def modes(self, k: int | None = None) -> Modes:
         """The k leading directions of common variation of the outputs (all if k is None), for visualisation."""
@@ -128,25 +131,29 @@ class Operations:
 
         Differentiable with respect to the value and the mean, but not the covariance.
         """
-        root, vectors, scale = _symmetric_root(self)
-        x = (value.double() - self.loc.double()) / root
-        correction = _through(self, vectors, 1 / (scale * (scale + 1)), x / root)
-        return (x - correction / root).to(self.loc.dtype)
+        return self._root().whiten(value.double() - self.loc.double()).to(self.loc.dtype)
 
     def unwhiten(self, noise: Tensor) -> Tensor:
         """Maps standard normal noise to a value [..., S]. Differentiable with respect to the noise and the mean."""
-        root, vectors, scale = _symmetric_root(self)
-        x = noise.double()
-        correction = _through(self, vectors, 1 / (scale + 1), x / root)
-        return (self.loc.double() + root * x + correction).to(self.loc.dtype)
+        return (self.loc.double() + self._root().unwhiten(noise.double())).to(self.loc.dtype)
+
+    def _root(self) -> Root:
+        factor, diag = covariance_of(self)
+        if torch.is_grad_enabled() and (factor.requires_grad or diag.requires_grad):
+            raise NotImplementedError(
+                "whiten and unwhiten have no gradients with respect to the covariance: detach the parameters of the"
+                " distribution, or use torch.no_grad()"
+            )
+        return root_of(factor.detach(), diag.detach())
 
     def quantile(self, q: float | Tensor) -> Tensor:
         """Marginal quantiles of every output: [*q.shape, ..., S]."""
-        level = torch.as_tensor(q, dtype=self.loc.dtype, device=self.loc.device)
+        level = torch.as_tensor(q, dtype=torch.float64, device=self.loc.device)
         if bool(((level < 0) | (level > 1)).any()):
             raise ValueError(f"quantiles are between 0 and 1; got {q}")
         normal = torch.special.ndtri(level)
-        return self.loc + self.stddev * normal.reshape(*normal.shape, *(1,) * self.loc.dim())  # type: ignore[attr-defined]
+        normal = normal.reshape(*normal.shape, *(1,) * self.loc.dim())
+        return (self.loc + self.stddev.double() * normal).to(self.loc.dtype)  # type: ignore[attr-defined]
 
     def energy_score(self, value: Tensor, samples: int = 64, *, generator: torch.Generator | None = None) -> Tensor:
         """`E |X - value| - E |X - X'| / 2` by Monte Carlo, [...]: a proper scoring rule; lower is better."""
@@ -183,10 +190,10 @@ class Operations:
         """
         if samples.dim() < 2 or samples.shape[0] < 2:
             raise ValueError(f"samples must be [N, ..., S] with N of at least 2; got {tuple(samples.shape)}")
-        mean = samples.mean(0)
-        factor = (samples - mean).movedim(0, -1) / (samples.shape[0] - 1) ** 0.5
+        mean = samples.double().mean(0)
+        factor = ((samples - mean) / (samples.shape[0] - 1) ** 0.5).to(samples.dtype).movedim(0, -1)
         diagonal = torch.as_tensor(diag, dtype=samples.dtype, device=samples.device).expand_as(mean)
-        model = cls(mean, factor, diagonal)  # type: ignore[call-arg]
+        model = cls(mean.to(samples.dtype), factor, diagonal)  # type: ignore[call-arg]
         return model if rank is None else model.truncate(rank)
 
     @classmethod
@@ -194,9 +201,9 @@ class Operations:
         """The SWAG Gaussian: half of `square_mean - mean^2` plus half the scatter of deviations [K, ..., S]."""
         if deviations.shape[0] < 2:
             raise ValueError(f"deviations must be [K, ..., S] with K of at least 2; got {tuple(deviations.shape)}")
-        variance = (square_mean - mean.square()).clamp(min=floor)
+        variance = (square_mean.double() - mean.double().square()).clamp(min=floor)
         factor = deviations.movedim(0, -1) / (2 * (deviations.shape[0] - 1)) ** 0.5
-        return cls(mean, factor, variance / 2)  # type: ignore[call-arg]
+        return cls(mean, factor, (variance / 2).to(mean.dtype))  # type: ignore[call-arg]
 
 
 def covariance_of(distribution: Any) -> tuple[Tensor, Tensor]:
@@ -232,25 +239,3 @@ def _region_weights(labels: Tensor, reduction: str) -> Tensor:
     regions = int(labels.max()) + 1 if labels.numel() else 0
     weights = (labels == torch.arange(max(regions, 0), device=labels.device)[:, None]).double()
     return weights / weights.sum(-1, keepdim=True).clamp(min=1) if reduction == "mean" else weights
-
-
-def _symmetric_root(self: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns sqrt(D), the eigenvectors V of A^T A with A = P / sqrt(D), and scale = sqrt(1 + eigenvalues).
-
-    Sigma = sqrt(D) (I + A A^T) sqrt(D), and I + A V diag(1 / (scale + 1)) V^T A^T is a square root of I + A A^T.
-    """
-    factor, diag = covariance_of(self)
-    if torch.is_grad_enabled() and (factor.requires_grad or diag.requires_grad):
-        raise NotImplementedError(
-            "whiten and unwhiten have no gradients with respect to the covariance: detach the parameters of the"
-            " distribution, or use torch.no_grad()"
-        )
-    values, vectors = capacitance.eigenvectors(capacitance.gram(factor, diag))
-    return diag.double().sqrt(), vectors, (1 + values.clamp(min=0)).sqrt()
-
-
-def _through(self: Any, vectors: Tensor, scale: Tensor, x: Tensor) -> Tensor:
-    """P V diag(scale) V^T P^T x for x [..., S]."""
-    factor = covariance_of(self)[0]
-    turned = products.project(factor, x[..., None, :]) @ vectors  # [..., 1, R]
-    return products.lift(factor, (turned * scale[..., None, :]) @ vectors.mT)[..., 0, :]

@@ -10,8 +10,9 @@ import math
 
 import torch
 
-# The `precision` argument of the ops. The last one is "auto", except that an item whose growth exceeds CHOLESKY_GROWTH
-# is reported as failed, so that the caller can compute it by QR (log_prob_fwd on the CPU).
+# The `precision` argument of the ops. The last one is "auto", except that an item whose growth exceeds CHOLESKY_GROWTH,
+# or the diagonal of whose Gram matrix exceeds EXPLAINED_RATIO, is reported as failed, so that the caller can look into
+# it and compute it by QR (log_prob_fwd on the CPU).
 AUTO, FLOAT64, FLOAT32, DECLINING_AUTO = range(4)
 QR = 4  # unknown to the ops: the factorisation takes place outside them
 OP_PRECISIONS = {"auto": AUTO, "float64": FLOAT64, "float32": FLOAT32}  # by the names that callers use
@@ -35,6 +36,9 @@ HIGH_LEVERAGE = 0.1  # rows of higher leverage h are computed in float64, becaus
 # ---- the Cholesky factorisation of the capacitance ----
 
 CHOLESKY_GROWTH = 1e10  # the largest growth for which it gives the log-density to 1e-7
+# An output of this squared signal-to-noise ratio, w |p|^2, takes nearly all digits from the gradients of the others.
+# The diagonal of the Gram matrix bounds it.
+EXPLAINED_RATIO = 1e10
 PIVOT_NUDGE = 2.0**-50  # times R and the diagonal entry: added to the diagonal when a pivot was rounded below zero
 FUSED_RANK = 128  # the largest rank that one launch factorises in shared memory
 BLOCKED_RANK = 1024  # the largest rank of the CUDA kernels; above, torch's routines are used
@@ -62,6 +66,8 @@ def exp_limit(dtype: torch.dtype) -> float:
 # ---- in Python alone ----
 
 QR_GROWTH = 1e12  # what a factorisation by QR reports as its growth: too much for float32 products
+EXPLAINED_LEVERAGE = 0.9  # outputs of higher leverage are inverted as a block of their own by QR
+ROOT_LEVERAGE = 1 - 1e-8  # `whiten` conditions outputs of higher leverage on the others
 # Condition numbers of the capacitance, from which on:
 CHOLESKY_CONDITION = 1e14  # a float64 Cholesky factorisation no longer tells the condition
 GRADIENT_CONDITION = 1e11  # gradients lose digits even in float64

@@ -10,10 +10,11 @@ from torch.distributions import Distribution
 from torch.distributions import LowRankMultivariateNormal as TorchLowRankMultivariateNormal
 from torch.distributions.utils import lazy_property
 
-from lrd_kernels import functional
+from lrd_kernels import functional, reference
 from lrd_kernels._methods import Operations, covariance_of
 from lrd_kernels._policy import LOG_2PI
 from lrd_kernels.autograd.forward import Factorisation
+from lrd_kernels.linalg import products
 from lrd_kernels.ops import dispatch
 
 __all__ = ["LowRankMultivariateNormal"]
@@ -77,22 +78,34 @@ class LowRankMultivariateNormal(Operations, TorchLowRankMultivariateNormal):
         """Cholesky factor of `I + P^T D^-1 P`. torch's class computes it eagerly, and third-party code reads it."""
         return functional.capacitance_cholesky(*covariance_of(self))[0]
 
-    # Dense matrices are computed in float64: in float32 their Cholesky factorisation can fail for a valid covariance.
+    # Dense matrices are computed in float64, without forming what a factorisation in float32 could not take apart.
     @lazy_property
     def scale_tril(self) -> Tensor:
         root = self._unbroadcasted_cov_diag.double().sqrt()[..., None]
-        scaled = self._unbroadcasted_cov_factor.double() / root
-        eye = torch.eye(scaled.shape[-2], dtype=scaled.dtype, device=scaled.device)
-        tril = root * torch.linalg.cholesky(eye + scaled @ scaled.mT)
+        tril = root * reference.qr_tril((self._unbroadcasted_cov_factor.double() / root).mT)
         return tril.to(self.loc.dtype).expand(self._batch_shape + self._event_shape + self._event_shape)
 
     @lazy_property
     def precision_matrix(self) -> Tensor:
         P, D = (t.double() for t in covariance_of(self))
-        chol = functional.capacitance_cholesky(P, D)[0]
-        half = torch.linalg.solve_triangular(chol, P.mT / D[..., None, :], upper=False)
-        precision = torch.diag_embed(D.reciprocal()) - half.mT @ half
+        units = torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
+        batch = torch.broadcast_shapes(P.shape[:-2], D.shape[:-1])
+        units = units.reshape(D.shape[-1], *(1,) * len(batch), D.shape[-1])
+        columns = functional.solve(units, P, D, on_failure="nan").movedim(0, -1)
+        precision = (columns + columns.mT) / 2
         return precision.to(self.loc.dtype).expand(self._batch_shape + self._event_shape + self._event_shape)
+
+    @property
+    def variance(self) -> Tensor:
+        return self._wide_variance().to(self.loc.dtype).expand(self._batch_shape + self._event_shape)
+
+    @property
+    def stddev(self) -> Tensor:
+        return self._wide_variance().sqrt().to(self.loc.dtype).expand(self._batch_shape + self._event_shape)
+
+    def _wide_variance(self) -> Tensor:
+        factor, diag = covariance_of(self)
+        return diag.double() + products.row_squares(factor)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if isinstance(value, Tensor) and torch.promote_types(value.dtype, self.loc.dtype) == self.loc.dtype:

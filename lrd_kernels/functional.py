@@ -34,10 +34,12 @@ from lrd_kernels._policy import LOG_2PI, OP_PRECISIONS, PRECISIONS, QR, exp_limi
 from lrd_kernels.autograd.forward import Arguments, Factorisation, Terms
 from lrd_kernels.autograd.log_prob import weighted_terms
 from lrd_kernels.autograd.solve import CapacitanceCholesky, PrecisionDiag, Solve
+from lrd_kernels.linalg import products
 from lrd_kernels.ops import dispatch
 from lrd_kernels.ops.views import BatchViews
 
 TRANSFORMS = ("exp", "softplus")
+SOFTPLUS_THRESHOLD = 40  # above, softplus(x) is x to the last bit of float64
 
 __all__ = [
     "capacitance_cholesky",
@@ -180,7 +182,7 @@ def positive_diag(
         raise ValueError(f"one of eps and eps_std must be given; got eps={eps}, eps_std={eps_std}")
     floor = _floor(0.0 if eps is None else eps, eps_std)
     if transform == "softplus":
-        return floor + torch.nn.functional.softplus(raw)
+        return floor + torch.nn.functional.softplus(raw, threshold=SOFTPLUS_THRESHOLD)
     return reference.positive_diag(raw, floor, exp_limit(raw.dtype))
 
 
@@ -202,7 +204,8 @@ def capacitance_cholesky(
     chosen = dispatch.choose(backend, cov_factor.device.type)
     if chosen == "reference":
         return reference.capacitance_cholesky(cov_factor, cov_diag, mask=mask)
-    return CapacitanceCholesky.apply(cov_factor, cov_diag, mask, OP_PRECISIONS[precision], chosen)
+    chol, info = CapacitanceCholesky.apply(cov_factor, cov_diag, mask, OP_PRECISIONS[precision], chosen)
+    return chol.to(reference.result_dtype(cov_factor.dtype)), info
 
 
 def solve(
@@ -216,13 +219,12 @@ def solve(
 ) -> Tensor:
     """`Sigma^-1 rhs` for vectors `rhs` [..., S]: shape [..., S]."""
     _validate.gaussian(cov_factor, cov_diag, rhs=rhs)
-    _validate.option("precision", precision, OP_PRECISIONS)
-    _validate.option("on_failure", on_failure, _validate.ON_FAILURE)
+    _validate.options(precision, on_failure)
     chosen = dispatch.choose(backend, cov_factor.device.type)
     if chosen == "reference":
         result = reference.solve(rhs, cov_factor, cov_diag)
     else:
-        result = Solve.apply(rhs, cov_factor, cov_diag, OP_PRECISIONS[precision], chosen)[0]
+        result = Solve.apply(rhs, cov_factor, cov_diag, PRECISIONS[precision], chosen)[0]
     if on_failure == "raise":
         # One invalid number makes the whole batch item NaN, so it is enough to check one entry of each.
         _validate.check_result(result[..., :1], cov_factor, cov_diag, None, rhs=rhs)
@@ -233,9 +235,22 @@ def matvec(vec: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
     """`Sigma vec` for vectors `vec` [..., S]: shape [..., S]."""
     _validate.gaussian(cov_factor, cov_diag, vec=vec)
     views = BatchViews(cov_factor, cov_diag, None, (vec,))
-    P = _multipliable(views.factor(cov_factor))  # [F, S, R]
-    v = _multipliable(views.rows(vec))  # [F, K N, S]
-    return cov_diag * vec + views.from_rows((v @ P) @ P.mT).to(vec.dtype)
+    P = views.factor(cov_factor)  # [F, S, R]
+    along = products.project(P, views.rows(vec))  # [F, K N, R]
+    return (cov_diag.double() * vec + views.from_rows(products.lift(P, along))).to(vec.dtype)
+
+
+def latent_mean(diff: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
+    """`P^T Sigma^-1 diff` [..., R] in float64, the mean of the latent variables given `value - loc` [..., S].
+
+    Not public; used by `condition`.
+    """
+    _validate.gaussian(cov_factor, cov_diag, value=diff)
+    chosen = dispatch.choose(None, cov_factor.device.type)
+    if chosen == "reference":
+        x = reference.solve(diff, cov_factor, cov_diag)
+        return products.project(cov_factor, x[..., None, :])[..., 0, :]
+    return Solve.apply(diff, cov_factor, cov_diag, PRECISIONS["auto"], chosen)[1]
 
 
 def rsample(
@@ -271,8 +286,9 @@ def rsample(
     views = BatchViews(cov_factor, cov_diag, None, (noise_diag,))
     P = _multipliable(views.factor(cov_factor))  # [F, S, R]
     rows = _multipliable(views.rows(noise_factor))  # [F, K N, R]
-    result = loc + views.from_rows(rows @ P.mT).to(loc.dtype) + cov_diag.sqrt() * noise_diag
-    return result if mask is None else torch.where(mask, result, loc)
+    wide = reference.result_dtype(loc.dtype)
+    result = loc + (views.from_rows(rows @ P.mT).to(wide) + cov_diag.to(wide).sqrt() * noise_diag)
+    return result.to(loc.dtype) if mask is None else torch.where(mask, result.to(loc.dtype), loc)
 
 
 def _noise(

@@ -20,7 +20,7 @@ from torch import Tensor
 from lrd_kernels import _validate, functional, truncation
 from lrd_kernels._methods import covariance_of
 from lrd_kernels.distribution import LowRankMultivariateNormal
-from lrd_kernels.linalg.stack import Stack
+from lrd_kernels.linalg.stack import Stack, mean_of
 from lrd_kernels.ops import dispatch
 from lrd_kernels.ops.views import is_rank_major
 
@@ -111,7 +111,7 @@ def joint(
     """
     means, P, D = _checked(means, cov_factors, cov_diags, aleatoric)
     T = means.shape[0]
-    mean, diag = means.mean(0), D.mean(0)
+    mean, diag = mean_of(means).to(means.dtype), mean_of(D).to(D.dtype)
     factor_scale = 1.0 if P is None else 1 / math.sqrt(P.shape[0])
     deviating = means if T > 1 else None
     columns = Stack.of(mean, P, deviating, factor_scale, 1 / math.sqrt(max(T - 1, 1)), centre=True)

@@ -58,7 +58,7 @@ def terms(
     P, D, good = _prepare(cov_factor, cov_diag, mask, eps, dtype)
     scaled, wide = P / D.sqrt()[..., None], is_wide(cov_factor)
     # Cholesky factor of D^-1/2 Sigma D^-1/2 if it is the smaller matrix, else of the capacitance matrix
-    chol = _qr_tril(scaled.mT if wide else scaled) if wide or qr else _capacitance_tril(P, D)
+    chol = qr_tril(scaled.mT if wide else scaled) if wide or qr else _capacitance_tril(P, D)
     result = logdet * (2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1) + D.log().sum(-1)) + constant
     if value is not None:
         diff = value.to(dtype) if loc is None else value.to(dtype) - loc.to(dtype)
@@ -201,7 +201,7 @@ def _capacitance_tril(P: Tensor, D: Tensor) -> Tensor:
     return torch.linalg.cholesky(eye + P.mT @ (P / D[..., None]))
 
 
-def _qr_tril(scaled: Tensor) -> Tensor:
+def qr_tril(scaled: Tensor) -> Tensor:
     """Cholesky factor of I + scaled^T scaled, from the triangle of a QR decomposition of [I; scaled]."""
     columns = scaled.shape[-1]
     eye = torch.eye(columns, dtype=scaled.dtype, device=scaled.device).expand(*scaled.shape[:-2], columns, columns)

@@ -10,8 +10,9 @@
 
 namespace lrd {
 
-// The `precision` argument of the ops. `declining` is "auto", except that an item whose growth exceeds kCholeskyGrowth
-// is reported as failed, so that the caller can compute it by QR (log_prob_fwd on the CPU).
+// The `precision` argument of the ops. `declining` is "auto", except that an item whose growth exceeds kCholeskyGrowth,
+// or the diagonal of whose Gram matrix exceeds kExplainedRatio, is reported as failed, so that the caller can look into
+// it and compute it by QR (log_prob_fwd on the CPU).
 enum class Precision : int64_t { automatic = 0, float64 = 1, float32 = 2, declining = 3 };
 
 // ---- sums of float32 products ----
@@ -41,6 +42,9 @@ constexpr double kHighLeverage = 0.1;
 
 // The largest growth for which it gives the log-density to 1e-7.
 constexpr double kCholeskyGrowth = 1e10;
+// An output of this squared signal-to-noise ratio, w |p|^2, takes nearly all digits from the gradients of the others.
+// The diagonal of the Gram matrix bounds it.
+constexpr double kExplainedRatio = 1e10;
 // Times R and the diagonal entry: added to the diagonal when rounding has made a pivot negative.
 constexpr double kPivotNudge = 0x1p-50;
 // The largest rank that one launch factorises in shared memory, and the largest one of the CUDA kernels. Above, torch's

@@ -48,7 +48,7 @@ struct ConcludeScratch {
 class Forward {
  public:
   // `z` [B, N, R] and `value_info` [B, N] are written; so are `chol_inv` [B, R, R] and `summaries` [B], unless `known`.
-  // `declining` reports items beyond kCholeskyGrowth as failed.
+  // `declining` reports items beyond kCholeskyGrowth or kExplainedRatio as failed.
   Forward(const Inputs& in, Precision precision, bool declining, double* chol_inv, Summary* summaries, bool known,
           double* z, int32_t* value_info)
       : in_(in),
@@ -160,7 +160,9 @@ class Forward {
     for (int64_t j = 0; j < R; ++j) gram_diag[j] = gram[j * R + j];
     Summary summary = factorise(gram, sums_.log_diag[b], held.chol, gram, held.cholesky, R);
     if (automatic_ && compute == Compute::f32 && !certified(summary.growth)) return Verdict::imprecise;
-    if (declining_ && summary.growth > kCholeskyGrowth) summary.growth = std::numeric_limits<double>::infinity();
+    const double largest = R > 0 ? *std::max_element(gram_diag, gram_diag + R) : 0.0;
+    if (declining_ && (summary.growth > kCholeskyGrowth || largest > kExplainedRatio))
+      summary.growth = std::numeric_limits<double>::infinity();
     summaries_[b] = summary;
     bool cancels = false;
     for (int64_t at = b * N; at < (b + 1) * N; ++at) {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lrd_kernels import _policy, reference
 from lrd_kernels.linalg import qr
+from lrd_kernels.linalg.qr import Rows
 from lrd_kernels.ops import dispatch, registry
 from lrd_kernels.ops.registry import Forward, OpInputs
 from lrd_kernels.ops.views import BatchViews
@@ -69,40 +70,78 @@ def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Fo
     if terms.precision != _policy.QR:
         op, given = registry.OPS[terms.backend].log_prob_fwd, known or (None, None)
         return Forward(*op(*inputs, *given, terms.maha, terms.logdet, terms.constant))
-    diag, value, loc = inputs.cov_diag, inputs.value, inputs.loc
-    if inputs.eps is not None:
-        diag = reference.positive_diag(diag.double(), inputs.eps, _policy.exp_limit(diag.dtype))
-    diff = value if value is None or loc is None else value.double() - loc.double()
-    chol_inv, summary, z, maha = qr.factorise(inputs.cov_factor, diag, diff, inputs.mask)
+    chol_inv, summary, z, maha = qr.factorise(rows_of(inputs))
     failed = summary[:, :1].isinf() | ~maha.isfinite()  # [B, N]
     result = torch.where(summary[:, :1].isinf(), torch.nan, terms.logdet * summary[:, 1:] + terms.constant)
-    if value is not None:
+    if inputs.value is not None:
         result = torch.where(failed, torch.nan, result + terms.maha * maha)
     z = z.masked_fill(failed[..., None], 0)
     result = result.to(reference.result_dtype(inputs.cov_factor.dtype))
     return Forward(result, chol_inv, summary, z, failed.to(torch.int32))
 
 
-def redo_by_qr(inputs: OpInputs, forward: Forward, terms: Terms) -> None:
-    """Recomputes, by QR, items whose covariance failed in the forward op. Items with invalid numbers fail again."""
-    items = forward.growth.isinf().nonzero()[:, 0]
-    if len(items) == 0:  # only values failed, no covariance
-        return
-    per_factor = forward.growth.shape[0] // inputs.cov_factor.shape[0]
+def redo_declined(inputs: OpInputs, forward: Forward, terms: Terms) -> Tensor | None:
+    """Recomputes the Gaussians that the forward op declined, with all others that use their factors; by QR where a
+    Cholesky factorisation is not accurate enough for the gradients.
+
+    Returns the positions of the factors that were computed by QR. Gaussians with invalid numbers fail again.
+    """
+    declined = _factors_of(forward.growth.isinf(), inputs)
+    if len(declined) == 0:  # only values failed
+        return None
+    items, chosen = of_factors(inputs._replace(precision=_policy.AUTO), declined)
+    again = log_prob_fwd(chosen, None, terms)
+    beyond = _factors_of((again.growth > _policy.CHOLESKY_GROWTH) | _explains_an_output(chosen), chosen)
+    _replace(forward, items, again)
+    if len(beyond) == 0:
+        return None
+    items, chosen = of_factors(inputs, declined[beyond])
+    _replace(forward, items, log_prob_fwd(chosen, None, terms._replace(precision=_policy.QR)))
+    return declined[beyond]
+
+
+def _explains_an_output(inputs: OpInputs) -> Tensor:
+    """Whether the low-rank part explains an output almost completely, for every Gaussian [B]."""
+    rows, largest = rows_of(inputs._replace(value=None, loc=None)), inputs.cov_diag.new_zeros(())
+    for s, P, _ in rows.slices():
+        largest = torch.maximum(largest, (P.square().sum(-1) * rows.root[:, s].square()).amax(-1, keepdim=True))
+    return (largest > _policy.EXPLAINED_RATIO).expand(inputs.cov_diag.shape[0], 1)[:, 0]
+
+
+def _replace(forward: Forward, items: Tensor, parts: Forward) -> None:
+    for output, part in zip(forward, parts, strict=True):
+        output[items] = part
+
+
+def of_factors(inputs: OpInputs, factors: Tensor) -> tuple[Tensor, OpInputs]:
+    """The positions of the Gaussians that use some of the factors, and their inputs."""
+    every = torch.arange(inputs.cov_diag.shape[0], device=factors.device)
+    items = every.reshape(inputs.cov_factor.shape[0], -1)[factors].reshape(-1)
 
     def of_items(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor[items]
 
-    chosen = inputs._replace(
-        cov_factor=inputs.cov_factor[items // per_factor],
+    return items, inputs._replace(
+        cov_factor=inputs.cov_factor[factors],
         cov_diag=inputs.cov_diag[items],
         value=of_items(inputs.value),
         loc=of_items(inputs.loc),
         mask=of_items(inputs.mask),
     )
-    again = log_prob_fwd(chosen, None, terms._replace(precision=_policy.QR))
-    for output, part in zip(forward, again, strict=True):
-        output[items] = part
+
+
+def _factors_of(items: Tensor, inputs: OpInputs) -> Tensor:
+    """The positions of the factors that the marked Gaussians [B] use."""
+    return items.reshape(inputs.cov_factor.shape[0], -1).any(-1).nonzero()[:, 0]
+
+
+def rows_of(inputs: OpInputs) -> Rows:
+    """The rows of the least-squares problems that belong to the arguments of an op."""
+    diag, value, loc = inputs.cov_diag.double(), inputs.value, inputs.loc
+    if inputs.eps is not None:
+        diag = reference.positive_diag(diag, inputs.eps, _policy.exp_limit(inputs.cov_diag.dtype))
+    diff = value if value is None or loc is None else value.double() - loc.double()
+    return Rows(inputs.cov_factor, diag, diff, inputs.mask)
 
 
 class Factorisation:

@@ -6,8 +6,8 @@ which keeps their `vmap` rules short. Second derivatives are computed with the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.autograd import Function
 
 from lrd_kernels import _policy, reference
 from lrd_kernels.autograd import vmap
+from lrd_kernels.autograd.backward import Saved, Wanted, log_prob_bwd
 from lrd_kernels.autograd.forward import (
     Arguments,
     Factorisation,
@@ -22,38 +23,31 @@ from lrd_kernels.autograd.forward import (
     Terms,
     log_prob_fwd,
     op_inputs,
-    redo_by_qr,
+    redo_declined,
 )
-from lrd_kernels.ops import dispatch, registry
+from lrd_kernels.ops import dispatch
 from lrd_kernels.ops.views import BatchViews, sum_to
 
 Needs = tuple[bool, bool, bool, bool]  # which of (value, loc, cov_factor, cov_diag) need a gradient
 
 
-class Saved(NamedTuple):
-    """The outputs of the forward op that are saved for the backward op."""
+def _to_caller(saved: Saved, views: BatchViews, value: Tensor | None) -> Saved:
+    """Converts to the caller's batch dimensions. Without values, the last two tensors are placeholders."""
+    if value is None:
+        z, value_info = saved.z.new_empty(0), saved.value_info.new_empty(0)
+    else:
+        z, value_info = views.from_values(saved.z), views.from_values(saved.value_info)
+    return Saved(views.from_gaussians(saved.chol_inv), views.from_gaussians(saved.summary), z, value_info)
 
-    chol_inv: Tensor  # L^-1 [B, R, R]
-    summary: Tensor  # growth and log det Sigma, [B, 2]
-    z: Tensor  # [B, N, R]
-    value_info: Tensor  # [B, N]
 
-    def to_caller(self, views: BatchViews, value: Tensor | None) -> Saved:
-        """Converts to the caller's batch dimensions. Without values, the last two tensors are placeholders."""
-        if value is None:
-            z, value_info = self.z.new_empty(0), self.value_info.new_empty(0)
-        else:
-            z, value_info = views.from_values(self.z), views.from_values(self.value_info)
-        return Saved(views.from_gaussians(self.chol_inv), views.from_gaussians(self.summary), z, value_info)
-
-    def to_ops(self, views: BatchViews, value: Tensor | None, R: int) -> Saved:
-        """Converts back from the caller's batch dimensions."""
-        if value is None:
-            z, value_info = self.z.new_empty(views.B, 0, R), self.value_info.new_empty(views.B, 0)
-        else:
-            z, value_info = views.values(self.z).contiguous(), views.values(self.value_info, 0).contiguous()
-        chol_inv, summary = views.gaussians(self.chol_inv, 2), views.gaussians(self.summary)
-        return Saved(chol_inv.contiguous(), summary.contiguous(), z, value_info)
+def _to_ops(saved: Saved, views: BatchViews, value: Tensor | None, R: int) -> Saved:
+    """Converts back from the caller's batch dimensions."""
+    if value is None:
+        z, value_info = saved.z.new_empty(views.B, 0, R), saved.value_info.new_empty(views.B, 0)
+    else:
+        z, value_info = views.values(saved.z).contiguous(), views.values(saved.value_info, 0).contiguous()
+    chol_inv, summary = views.gaussians(saved.chol_inv, 2), views.gaussians(saved.summary)
+    return Saved(chol_inv.contiguous(), summary.contiguous(), z, value_info)
 
 
 class LogProb(Function):
@@ -76,7 +70,7 @@ class LogProb(Function):
         result, *saved = log_prob_fwd(op_inputs(views, arguments, terms.eps, terms.op_precision), None, terms)
         if views.N == 0:  # an empty batch of values was given: drop the result that the op returns without a value
             result = result[:, :0]
-        return views.from_values(result), *Saved(*saved).to_caller(views, value)
+        return views.from_values(result), *_to_caller(Saved(*saved), views, value)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -124,12 +118,13 @@ class EagerLogProb(Function):
         precision = _policy.DECLINING_AUTO if looking else terms.op_precision
         inputs = op_inputs(views, arguments, terms.eps, precision)
         known = None if factorisation is None else factorisation.recall(cov_factor, cov_diag)
+        ctx.redone = None
         forward = log_prob_fwd(inputs, known, terms)
         result, saved = forward.result, forward[1:]
         if known is not None:
             saved = (*known, forward.z, forward.value_info)
         elif looking and dispatch.has_nan(result):
-            redo_by_qr(inputs, forward, terms)
+            ctx.redone = redo_declined(inputs, forward, terms)
         elif factorisation is not None:
             factorisation.remember(cov_factor, cov_diag, Factorised(forward.chol_inv, forward.summary))
         ctx.save_for_backward(value, loc, cov_factor, cov_diag, mask)
@@ -140,9 +135,15 @@ class EagerLogProb(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         arguments, needs = Arguments(*ctx.saved_tensors), ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or dispatch.transforms_active():
-            outputs = Saved(*ctx.saved).to_caller(ctx.views, arguments.value)
-            return (*LogProbBackward.apply(grad, *arguments, *outputs, ctx.terms, needs), None, None, None)
-        return (*_gradients(ctx.views, grad, arguments, ctx.saved, ctx.terms, needs), None, None, None)
+            outputs = _to_caller(Saved(*ctx.saved), ctx.views, arguments.value)
+            terms = ctx.terms if ctx.redone is None else ctx.terms._replace(precision=_policy.QR)
+            return (*LogProbBackward.apply(grad, *arguments, *outputs, terms, needs), None, None, None)
+        return (
+            *_gradients(ctx.views, grad, arguments, Saved(*ctx.saved), ctx.terms, needs, ctx.redone),
+            None,
+            None,
+            None,
+        )
 
 
 def weighted_terms(arguments: Arguments, terms: Terms, factorisation: Factorisation | None = None) -> Tensor:
@@ -170,28 +171,27 @@ def _log_prob_bwd(
     """Gradients for (value, loc, cov_factor, cov_diag), each None if not needed, from the outputs of `LogProb`."""
     arguments = Arguments(value, loc, cov_factor, cov_diag, mask)
     views = arguments.views()
-    saved = Saved(chol_inv, summary, z, value_info).to_ops(views, value, cov_factor.shape[-1])
+    saved = _to_ops(Saved(chol_inv, summary, z, value_info), views, value, cov_factor.shape[-1])
     return _gradients(views, grad, arguments, saved, terms, needs)
 
 
 def _gradients(
-    views: BatchViews, grad: Tensor, arguments: Arguments, saved: Iterable[Tensor], terms: Terms, needs: Needs
+    views: BatchViews,
+    grad: Tensor,
+    arguments: Arguments,
+    saved: Saved,
+    terms: Terms,
+    needs: Needs,
+    redone: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """The same gradients, from the outputs of the forward op: `saved` has the fields of `Saved`."""
+    """The same gradients, from the outputs of the forward op. Those of the factors `redone` are computed by QR."""
     value, loc, cov_factor, cov_diag, _ = arguments
     need_value, need_loc, need_factor, need_diag = needs
     sum_loc = need_loc and not need_value and loc is not None and views.shares_gaussians(loc)
-    grad_factor, grad_diag, grad_loc = registry.OPS[terms.backend].log_prob_bwd(
-        *op_inputs(views, arguments, terms.eps, terms.op_precision),
-        *saved,
-        views.values(grad, 0) if views.N else grad.new_zeros(views.B, 1),
-        terms.maha,
-        terms.logdet,
-        need_factor,
-        need_diag,
-        need_value or need_loc,
-        sum_loc,
-    )
+    inputs = op_inputs(views, arguments, terms.eps, terms.op_precision)
+    weights = views.values(grad, 0) if views.N else grad.new_zeros(views.B, 1)
+    wanted = Wanted(terms.maha, terms.logdet, need_factor, need_diag, need_value or need_loc, sum_loc)
+    grad_factor, grad_diag, grad_loc = log_prob_bwd(inputs, saved, weights, wanted, terms, redone)
     vector = None
     if need_value or need_loc:
         vector = views.from_gaussians(grad_loc.squeeze(1)) if sum_loc else views.from_values(grad_loc)
@@ -223,7 +223,14 @@ class LogProbBackward(Function):
         def first_gradients(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             def result(*tensors: Tensor) -> Tensor:
                 full: Any = _fill(inputs, tensors)
-                return reference.terms(*full, mask=mask, eps=terms.eps, maha=terms.maha, logdet=terms.logdet)
+                return reference.terms(
+                    *full,
+                    mask=mask,
+                    eps=terms.eps,
+                    maha=terms.maha,
+                    logdet=terms.logdet,
+                    qr=terms.precision == _policy.QR,
+                )
 
             return torch.func.vjp(result, *tensors)[1](grad)
 

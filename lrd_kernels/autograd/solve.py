@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,14 +10,36 @@ from torch.autograd import Function
 
 from lrd_kernels import _policy, reference
 from lrd_kernels.autograd import vmap
-from lrd_kernels.autograd.forward import Arguments, op_inputs
-from lrd_kernels.ops import registry
+from lrd_kernels.autograd.backward import Saved, Wanted, log_prob_bwd
+from lrd_kernels.autograd.forward import Arguments, Terms, log_prob_fwd, op_inputs, redo_declined
+from lrd_kernels.linalg import capacitance, products
+from lrd_kernels.ops import dispatch, registry
 from lrd_kernels.ops.registry import Capacitance, Forward
-from lrd_kernels.ops.views import sum_to
+from lrd_kernels.ops.views import BatchViews, sum_to
+
+
+class _Passes(NamedTuple):
+    """The outputs of both passes of the log-density family, one after the other."""
+
+    forward: Forward
+    grads: tuple[Tensor, Tensor, Tensor]
+
+
+def _both_passes(views: BatchViews, arguments: Arguments, wanted: Wanted, precision: int, backend: str) -> _Passes:
+    """The forward pass, and the backward pass for a gradient of 1. In eager mode on the CPU, "auto" uses QR
+    where a Cholesky factorisation is not accurate enough."""
+    terms = Terms(1.0, 0.0, precision=precision, backend=backend)
+    looking = backend == "cpu" and precision == _policy.AUTO and dispatch.may_inspect(arguments.cov_factor)
+    inputs = op_inputs(views, arguments, None, terms.op_precision)
+    declining = inputs._replace(precision=_policy.DECLINING_AUTO) if looking else inputs
+    forward = log_prob_fwd(declining, None, terms)
+    one = torch.ones_like(forward.result)
+    redone = redo_declined(inputs, forward, terms) if looking else None
+    return _Passes(forward, log_prob_bwd(inputs, Saved(*forward[1:]), one, wanted, terms, redone))
 
 
 class Solve(Function):
-    """(rhs, cov_factor, cov_diag, precision, backend) -> (x = Sigma^-1 rhs, z = P^T x).
+    """(rhs, cov_factor, cov_diag, precision, backend) -> (x = Sigma^-1 rhs, z = P^T x in float64).
 
     x is the gradient of -1/2 times the Mahalanobis term with respect to loc, so the raw ops compute it. z is returned
     for the backward pass.
@@ -27,15 +49,12 @@ class Solve(Function):
     def forward(
         rhs: Tensor, cov_factor: Tensor, cov_diag: Tensor, precision: int, backend: str
     ) -> tuple[Tensor, Tensor]:
-        ops = registry.OPS[backend]
         arguments = Arguments(rhs, None, cov_factor, cov_diag, None)
         views = arguments.views()
-        inputs = op_inputs(views, arguments, None, precision)
-        forward = Forward(*ops.log_prob_fwd(*inputs, None, None, 1.0, 0.0, 0.0))
-        one = torch.ones_like(forward.result)
-        _, _, x = ops.log_prob_bwd(*inputs, *forward[1:], one, -0.5, 0.0, False, False, True, False)
-        x = x.masked_fill((forward.value_info != 0)[..., None], torch.nan)
-        return views.from_values(x), views.from_values(forward.z).to(x.dtype)
+        wanted = Wanted(-0.5, 0.0, factor=False, diag=False, loc=True, sum_loc=False)
+        passes = _both_passes(views, arguments, wanted, precision, backend)
+        x = passes.grads[2].masked_fill((passes.forward.value_info != 0)[..., None], torch.nan)
+        return views.from_values(x), views.from_values(passes.forward.z)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -48,8 +67,8 @@ class Solve(Function):
     def backward(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Any, ...]:
         x, z, cov_factor, cov_diag = ctx.saved_tensors
         need_rhs, need_factor, need_diag = ctx.needs_input_grad[:3]
-        if grad_z is not None:  # only in second derivatives: z = P^T x
-            lifted = (cov_factor @ grad_z[..., None])[..., 0]
+        if grad_z is not None:  # z = P^T x
+            lifted = products.lift(cov_factor, grad_z[..., None, :])[..., 0, :].to(x.dtype)
             grad = lifted if grad is None else grad + lifted
         if grad is None:
             return (None,) * 5
@@ -59,7 +78,7 @@ class Solve(Function):
         if need_factor:
             along_x = z_s if grad_z is None else z_s - grad_z
             grad_factor = -(s[..., None] * z[..., None, :] + x[..., None] * along_x[..., None, :])
-            grad_factor = sum_to(grad_factor, cov_factor)
+            grad_factor = sum_to(grad_factor, cov_factor).to(cov_factor.dtype)
         return (
             s.sum_to_size(ctx.rhs_shape) if need_rhs else None,
             grad_factor,
@@ -75,7 +94,8 @@ class Solve(Function):
 
 
 class CapacitanceCholesky(Function):
-    """(cov_factor, cov_diag, mask, precision, backend) -> (L, info); gradients are computed with the reference."""
+    """(cov_factor, cov_diag, mask, precision, backend) -> (L in float64, info). Gradients are computed with the
+    reference."""
 
     @staticmethod
     def forward(
@@ -84,11 +104,16 @@ class CapacitanceCholesky(Function):
         ops = registry.OPS[backend]
         arguments = Arguments(None, None, cov_factor, cov_diag, mask)
         views = arguments.views()
-        found = Capacitance(*ops.capacitance_fwd(*ops.gram_fwd(*op_inputs(views, arguments, None, precision))))
+        gram, *sums = ops.gram_fwd(*op_inputs(views, arguments, None, precision))
+        found = Capacitance(*ops.capacitance_fwd(gram, *sums))
         failed = found.growth.isinf()
-        chol = found.chol.masked_fill(failed[:, None, None], torch.nan)
-        dtype = reference.result_dtype(cov_factor.dtype)
-        return views.from_gaussians(chol).to(dtype), views.from_gaussians(failed.to(torch.int32))
+        chol = views.from_gaussians(found.chol.masked_fill(failed[:, None, None], torch.nan))
+        explained = gram.diagonal(dim1=-2, dim2=-1) > _policy.EXPLAINED_RATIO
+        beyond = ((found.growth > _policy.CHOLESKY_GROWTH) | explained.any(-1)) & ~failed
+        if precision == _policy.AUTO and dispatch.may_inspect(cov_factor) and bool(beyond.any()):
+            by_qr = capacitance.cholesky_by_qr(cov_factor, cov_diag, mask)
+            chol = torch.where(views.from_gaussians(beyond)[..., None, None], by_qr, chol)
+        return chol, views.from_gaussians(failed.to(torch.int32))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -100,7 +125,7 @@ class CapacitanceCholesky(Function):
         cov_factor, cov_diag, mask = ctx.saved_tensors
 
         def chol(P: Tensor, D: Tensor) -> Tensor:
-            return reference.capacitance_cholesky(P, D, mask=mask)[0]
+            return reference.capacitance_cholesky(P, D, mask=mask)[0].to(grad.dtype)
 
         return (*torch.func.vjp(chol, cov_factor, cov_diag)[1](grad), None, None, None)
 
@@ -118,14 +143,11 @@ class PrecisionDiag(Function):
 
     @staticmethod
     def forward(cov_factor: Tensor, cov_diag: Tensor, backend: str) -> Tensor:
-        ops = registry.OPS[backend]
         arguments = Arguments(None, None, cov_factor, cov_diag, None)
         views = arguments.views()
-        inputs = op_inputs(views, arguments, None, _policy.AUTO)
-        forward = Forward(*ops.log_prob_fwd(*inputs, None, None, 0.0, 1.0, 0.0))
-        one = torch.ones_like(forward.result)
-        _, diag, _ = ops.log_prob_bwd(*inputs, *forward[1:], one, 0.0, 1.0, False, True, False, False)
-        return views.from_gaussians(diag.masked_fill(forward.result.isnan(), torch.nan))
+        wanted = Wanted(0.0, 1.0, factor=False, diag=True, loc=False, sum_loc=False)
+        forward, (_, diag, _) = _both_passes(views, arguments, wanted, _policy.AUTO, backend)
+        return views.from_gaussians(diag.masked_fill(forward.growth.isinf()[:, None], torch.nan))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

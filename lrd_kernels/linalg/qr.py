@@ -8,6 +8,9 @@ float64, on any device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,61 +19,120 @@ from lrd_kernels._policy import QR_GROWTH
 CHUNK_ELEMENTS = 2**21  # elements of A held at a time
 
 
-def factorise(
-    factor: Tensor, diag: Tensor, diff: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Factorises factor [F, S, R] and diag [B, S], and solves for diff [B, N, S], with the conventions of the raw ops.
+class Rows:
+    """The rows of A [B, S, R] and b [B, S, N] of a batch of Gaussians, read in float64 when they are needed.
 
-    N may be 0. Returns L^-1 [B, R, R], the summary [B, 2], z [B, N, R] and M [B, N]. Items with invalid numbers are NaN
-    and have an infinite growth.
+    Takes a factor [F, S, R], which each serves B / F consecutive Gaussians, diag [B, S] in float64, diff [B, N, S] or
+    None, and mask [B, S] or None. Masked rows are zero.
     """
-    B, S = diag.shape
-    R = factor.shape[-1]
-    diag = diag.double()
-    root = diag.rsqrt()
-    if mask is not None:
-        root = torch.where(mask, root, 0)
-    spread = factor[:, None].expand(-1, B // max(factor.shape[0], 1), -1, -1)  # [F, K, S, R]
-    diff = diag.new_zeros(B, 0, S) if diff is None else diff
-    N = diff.shape[1]
-    triangle, fitted, left = diag.new_zeros(B, 0, R), diag.new_zeros(B, 0, N), diag.new_zeros(B, N)
 
-    def stack(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The triangular factor, Q^T b and the squared residual, after adding rows A [B, n, R] and b [B, n, N].
+    def __init__(self, factor: Tensor, diag: Tensor, diff: Tensor | None, mask: Tensor | None) -> None:
+        self.B, self.S = diag.shape
+        self.R = factor.shape[-1]
+        self.diff = diag.new_zeros(self.B, 0, self.S) if diff is None else diff
+        self.N = self.diff.shape[1]
+        root = diag.rsqrt()
+        self.root = root if mask is None else torch.where(mask, root, 0)  # D^-1/2 [B, S]
+        self.mask = mask
+        self._spread = factor[:, None].expand(-1, self.B // max(factor.shape[0], 1), -1, -1)  # [F, K, S, R]
 
-        The longest row stays on top: zeros above it would make it the target of the reflections, and lose its digits.
+    def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """P [B, n, R] and r [B, n, N] at rows [B, n]."""
+        index = rows.reshape(*self._spread.shape[:2], -1, 1).expand(-1, -1, -1, self.R)
+        P = self._spread.gather(2, index).reshape(self.B, rows.shape[1], self.R).double()
+        return self._selected(P, self.diff.double().gather(2, rows[:, None].expand(-1, self.N, -1)).mT, rows)
+
+    def slices(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Chunks of consecutive rows, with P and r."""
+        for begin in range(0, max(self.S, 1), self._chunk):
+            rows = slice(begin, min(begin + self._chunk, self.S))
+            P = self._spread[:, :, rows].reshape(self.B, rows.stop - rows.start, self.R).double()
+            yield rows, *self._selected(P, self.diff[:, :, rows].double().mT, rows)
+
+    def longest_first(self, without: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Chunks of A and b by descending norm; rows where `without` [B, S] is True are zero.
+
+        Householder QR would lose digits of small rows if a large row came after them.
         """
+        root = self.root if without is None else torch.where(without, 0, self.root)
+        largest = self._spread.abs().amax(-1) if self.R else self._spread.new_zeros(self._spread.shape[:-1])
+        lengths = torch.where(root > 0, largest.reshape(self.B, self.S).double() * root, 0)
+        order = lengths.argsort(-1, descending=True)
+        for begin in range(0, self.S, self._chunk):
+            rows = order[:, begin : begin + self._chunk]
+            scale = root.gather(1, rows)[..., None]
+            P, r = self.at(rows)
+            yield torch.where(scale == 0, 0, P * scale), torch.where(scale == 0, 0, r * scale)
+
+    @property
+    def _chunk(self) -> int:
+        return max(CHUNK_ELEMENTS // max(self.B * (self.R + self.N), 1), self.R, 1)
+
+    def _selected(self, P: Tensor, r: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Zeros instead of masked rows, which may be arbitrary."""
+        if self.mask is None:
+            return P, r
+        mask = (self.mask[:, rows] if isinstance(rows, slice) else self.mask.gather(1, rows))[..., None]
+        return torch.where(mask, P, 0), torch.where(mask, r, 0)
+
+
+class LeastSquares(NamedTuple):
+    """The triangle T [B, R, R] of a QR decomposition of stacked rows [A; I], and of the right-hand side Q^T b
+    [B, R, N] and the squared norm of the rest [B, N]."""
+
+    triangle: Tensor
+    fitted: Tensor
+    left: Tensor
+
+    def solution(self) -> Tensor:
+        """z [B, R, N]"""
+        return torch.linalg.solve_triangular(self.triangle, self.fitted, upper=True)
+
+
+def stacked(chunks: Iterable[tuple[Tensor, Tensor]], B: int, R: int, N: int, like: Tensor) -> LeastSquares:
+    """Decomposes chunks of rows A [B, n, R] and b [B, n, N]."""
+    triangle, fitted, left = like.new_zeros(B, 0, R), like.new_zeros(B, 0, N), like.new_zeros(B, N)
+    for A, b in chunks:
+        # The longest row stays on top: zeros above it would make it the target of the reflections, and lose its digits.
         missing = max(R - triangle.shape[1] - A.shape[1], 0)  # fewer rows than columns: zeros below
         reflectors, scales = torch.geqrf(torch.cat([triangle, A, A.new_zeros(B, missing, R)], 1))
         turned = torch.cat([fitted, b, b.new_zeros(B, missing, N)], 1)
         if N and R:
             turned = torch.ormqr(reflectors, scales, turned, transpose=True)
-        return reflectors[:, :R].triu(), turned[:, :R], left + turned[:, R:].square().sum(1)
+        triangle, fitted, left = reflectors[:, :R].triu(), turned[:, :R], left + turned[:, R:].square().sum(1)
+    return LeastSquares(triangle, fitted, left)
 
-    # Rows of large norm first: Householder QR would lose digits of small rows if a large row came later.
-    largest = spread.abs().amax(-1) if R else spread.new_zeros(spread.shape[:-1])
-    lengths = torch.where(root > 0, largest.reshape(B, S).double() * root, 0)
-    order = lengths.argsort(-1, descending=True)
-    chunk = max(CHUNK_ELEMENTS // max(B * (R + N), 1), R, 1)
-    for begin in range(0, S, chunk):
-        rows = order[:, begin : begin + chunk]  # [B, n]
-        index = rows.reshape(*spread.shape[:2], -1, 1).expand(-1, -1, -1, R)
-        scale = root.gather(1, rows)[..., None]
-        A = spread.gather(2, index).reshape(B, rows.shape[1], R).double() * scale
-        b = diff.double().gather(2, rows[:, None].expand(-1, N, -1)).mT * scale
-        if mask is not None:  # masked entries may be arbitrary
-            A, b = (torch.where(scale > 0, t, 0) for t in (A, b))
-        triangle, fitted, left = stack(A, b)
-    eye = torch.eye(R, dtype=diag.dtype, device=diag.device).expand(B, R, R)
-    triangle, fitted, left = stack(eye, diag.new_zeros(B, R, N))
 
+def regularised(rows: Rows, without: Tensor | None = None, *, values: bool = True) -> LeastSquares:
+    """Decomposes [A; I] with the diagonal of the triangle positive, with or without right-hand sides."""
+    B, R, N = rows.B, rows.R, rows.N if values else 0
+    eye = torch.eye(R, dtype=rows.root.dtype, device=rows.root.device).expand(B, R, R)
+
+    def chunks() -> Iterator[tuple[Tensor, Tensor]]:
+        for A, b in rows.longest_first(without):
+            yield A, b[..., :N]
+        yield eye, eye.new_zeros(B, R, N)
+
+    triangle, fitted, left = stacked(chunks(), B, R, N, rows.root)
     signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None]
-    upper = signs * triangle
-    logs = diag.log() if mask is None else torch.where(mask, diag.log(), 0)
+    return LeastSquares(signs * triangle, signs * fitted, left)
+
+
+def factorise(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Factorises the covariances and solves for the values, with the conventions of the raw ops.
+
+    Returns L^-1 [B, R, R], the summary [B, 2], z [B, N, R] and M [B, N]. Items with invalid numbers are NaN and have an
+    infinite growth.
+    """
+    found = regularised(rows)
+    upper = found.triangle
+    logs = -2 * rows.root.log()
+    logs = logs if rows.mask is None else torch.where(rows.mask, logs, 0)
     logdet = 2 * upper.diagonal(dim1=-2, dim2=-1).log().sum(-1) + logs.sum(-1)
     good = logdet.isfinite() & upper.isfinite().all(-1).all(-1)
+    eye = torch.eye(rows.R, dtype=upper.dtype, device=upper.device).expand_as(upper)
     upper = torch.where(good[:, None, None], upper, eye)
-    z = torch.linalg.solve_triangular(upper, signs * fitted, upper=True).mT
+    z = found._replace(triangle=upper).solution().mT
     chol_inv = torch.linalg.solve_triangular(upper, eye, upper=True).mT
     growth = torch.where(good, QR_GROWTH, torch.inf)
-    return chol_inv.contiguous(), torch.stack([growth.to(logdet), logdet], -1), z.contiguous(), left
+    return chol_inv.contiguous(), torch.stack([growth.to(logdet), logdet], -1), z.contiguous(), found.left

@@ -16,6 +16,14 @@ from lrd_kernels.ops import dispatch, registry
 from lrd_kernels.ops.views import is_rank_major
 
 
+def mean_of(tensors: Tensor) -> Tensor:
+    """The mean over the first dimension, in float64, without a copy of all in float64."""
+    total = torch.zeros(tensors.shape[1:], dtype=torch.float64, device=tensors.device)
+    for tensor in tensors:
+        total = total + tensor
+    return total / tensors.shape[0]
+
+
 @dataclass(frozen=True)
 class Stack:
     """A stack of T R + V columns for Gaussians of shape [..., S].
@@ -73,8 +81,8 @@ class Stack:
         """All columns side by side: [..., S, T R + V]."""
         blocks = [(block * self.factor_scale).expand(*self.shape, block.shape[-1]) for block in self.factors]
         vectors = self.vectors
-        if self.centre and vectors.shape[0]:
-            vectors = vectors - vectors.mean(0)
+        if self.centre and vectors.shape[0]:  # the mean may be far larger than the deviations
+            vectors = (vectors.double() - mean_of(vectors)).to(vectors.dtype)
         blocks.append((vectors * self.vector_scale).movedim(0, -1).expand(*self.shape, vectors.shape[0]))
         return torch.cat(blocks, -1)
 
