@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from lrd_kernels.linalg import capacitance, products
+from lrd_kernels import _policy
+from lrd_kernels.linalg import capacitance, products, rotation
 from lrd_kernels.linalg.stack import Stack
+from lrd_kernels.ops import dispatch
 from lrd_kernels.ops.views import is_rank_major
 
 
@@ -23,12 +25,24 @@ class Truncate(Function):
         ctx: Any, factor: Tensor, diag: Tensor, kept: int, energy: float | None, fold: bool, backend: str | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         columns = Stack.of(diag, factor[None], None)
-        values, vectors = capacitance.eigenvectors(columns.basis_gram(kept, backend=backend))
+        looking = dispatch.may_inspect(factor)
+        values, vectors = capacitance.eigenvectors(columns.gram(backend=backend))
+        singular = values.clamp(min=0).sqrt()
+        if looking and not _resolved(singular, kept, _policy.GRAM_RANGE):
+            singular, vectors = rotation.singular_basis(factor)
+            values = singular.square()
         if energy is not None:
             kept = _enough(values.clamp(min=0), energy)
-        singular = values[..., :kept].clamp(min=0).sqrt()
-        basis = vectors[..., :kept]
-        projected, folded = columns.project_fold(diag, basis, fold, rank_major=is_rank_major(factor), backend=backend)
+        fold = fold and kept < factor.shape[-1]  # else nothing is dropped
+        singular, basis = singular[..., :kept], vectors[..., :kept]
+        if looking and factor.dtype == torch.float32 and not _resolved(singular, kept, _policy.FLOAT32_RANGE):
+            projected, folded = rotation.project_fold(factor, diag, basis, fold)
+        else:
+            projected, folded = columns.project_fold(
+                diag, basis, fold, rank_major=is_rank_major(factor), backend=backend
+            )
+            if fold and looking and _swamped(projected, diag):
+                projected, folded = rotation.project_fold(factor, diag, basis, fold)
         ctx.save_for_backward(factor, values, vectors, projected)
         ctx.fold, ctx.kept = fold, kept
         return projected, folded, singular
@@ -79,6 +93,22 @@ def _enough(values: Tensor, energy: float) -> int:
     shares = values.cumsum(-1) / values.sum(-1, keepdim=True)
     enough = (shares < energy * (1 - 1e-12)).sum(-1) + 1  # [...]
     return min(int(enough.max()), values.shape[-1]) if enough.numel() else 0
+
+
+def _resolved(singular: Tensor, kept: int, range: float) -> bool:
+    """Whether the kept singular values [..., R] lie within a range of the largest one, and that in the range of numbers
+    whose squares are accurate."""
+    if singular[..., :kept].numel() == 0:
+        return True
+    largest, smallest = singular[..., 0], singular[..., :kept].amin(-1)
+    fine = (smallest >= range * largest) & (largest > 1e-140) & (largest < 1e140)
+    return bool((fine | (largest == 0) | largest.isnan()).all())
+
+
+def _swamped(projected: Tensor, diag: Tensor) -> bool:
+    """Whether the rounding of the projected factor, which the kernels fold, may change a diagonal entry."""
+    rounding = 4 * torch.finfo(projected.dtype).eps
+    return bool((rounding * products.row_squares(projected) > _policy.FOLD_TOLERANCE * diag).any())
 
 
 def _is_dense(tensor: Tensor) -> bool:

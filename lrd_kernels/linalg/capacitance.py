@@ -43,11 +43,16 @@ def eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues in descending order, and eigenvectors [..., R, R]; NaN for a matrix that is not finite."""
     good = gram.isfinite().all(-1).all(-1)[..., None]
     values, vectors = torch.linalg.eigh(torch.where(good[..., None], gram, 0))
-    # Signs are arbitrary: make the largest entry of each vector positive.
-    if vectors.numel():
-        peaks = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
-        vectors = vectors * torch.where(peaks < 0, -1.0, 1.0)
-    return torch.where(good, values.flip(-1), torch.nan), torch.where(good[..., None], vectors.flip(-1), torch.nan)
+    vectors = signed(vectors.flip(-1))
+    return torch.where(good, values.flip(-1), torch.nan), torch.where(good[..., None], vectors, torch.nan)
+
+
+def signed(vectors: Tensor) -> Tensor:
+    """Vectors [..., R, K] whose signs are arbitrary, each with its largest entry positive."""
+    if vectors.numel() == 0:
+        return vectors
+    peaks = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
+    return vectors * torch.where(peaks < 0, -1.0, 1.0)
 
 
 def cholesky(gram: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrd_kernels import reference
-from lrd_kernels._policy import OP_PRECISIONS
+from lrd_kernels._policy import FLOAT32_SQUARES, OP_PRECISIONS
 from lrd_kernels.linalg import capacitance
 from lrd_kernels.ops import dispatch, registry
 from lrd_kernels.ops.views import is_rank_major
@@ -110,15 +110,22 @@ class Stack:
     def basis_gram(self, rank: int, *, backend: str | None = None) -> Tensor:
         """The Gram matrix whose eigenvectors define the `rank` leading columns.
 
-        If columns are dropped, a slightly different basis changes almost nothing, so float32 products are used. If all
-        columns are kept, every digit matters.
+        If columns are dropped, a slightly different basis changes almost nothing, so float32 products are used, unless
+        they leave the range of float32. If all columns are kept, every digit matters.
         """
-        return self.gram(precision="float32" if 0 < rank < self.columns else "float64", backend=backend)
+        if not 0 < rank < self.columns:
+            return self.gram(backend=backend)
+        gram = self.gram(precision="float32", backend=backend)
+        if dispatch.may_inspect(gram):
+            largest = gram.diagonal(dim1=-2, dim2=-1).amax(-1)
+            if not bool(((largest > FLOAT32_SQUARES[0]) & (largest < FLOAT32_SQUARES[1])).all()):
+                return self.gram(backend=backend)
+        return gram
 
     def truncate(self, diag: Tensor, rank: int, gram: Tensor, *, rank_major: bool) -> tuple[Tensor, Tensor]:
         """The `rank` leading columns, from the Gram matrix, and the diagonal with the variance of the others added."""
         basis = capacitance.eigenvectors(gram)[1][..., :rank]
-        return self.project_fold(diag, basis, True, rank_major=rank_major)
+        return self.project_fold(diag, basis, rank < self.columns, rank_major=rank_major)
 
     @property
     def rank_major(self) -> bool:
