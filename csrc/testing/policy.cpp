@@ -20,6 +20,7 @@ py::dict numbers() {
   SHOW(kFloat32Growth);
   SHOW(kHighLeverage);
   SHOW(kCholeskyGrowth);
+  SHOW(kExplainedRatio);
   SHOW(kPivotNudge);
   SHOW(kFusedRank);
   SHOW(kBlockedRank);

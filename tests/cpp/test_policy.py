@@ -14,7 +14,10 @@ core = pytest.importorskip("_core_testing", reason="built with -DLRD_TESTING=ON 
 ROOT = Path(__file__).parents[2]
 HEADER = (ROOT / "csrc/core/policy.h").read_text()
 # Of _policy, what C++ has no use for.
-PYTHON_ALONE = {"QR", "QR_GROWTH", "CHOLESKY_CONDITION", "GRADIENT_CONDITION", "FLOAT32_CONDITION"}
+PYTHON_ALONE = {
+    *("QR", "QR_GROWTH", "CHOLESKY_CONDITION", "GRADIENT_CONDITION", "FLOAT32_CONDITION"),
+    *("EXPLAINED_LEVERAGE", "ROOT_LEVERAGE", "GRAM_RANGE", "FLOAT32_RANGE", "FOLD_TOLERANCE"),
+}
 PRECISIONS = {"automatic": "AUTO", "float64": "FLOAT64", "float32": "FLOAT32", "declining": "DECLINING_AUTO"}
 
 
