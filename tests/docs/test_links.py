@@ -53,7 +53,7 @@ def test_front_page_reaches_every_page():
 def test_site_lists_every_page():
     listed = set(re.findall(r"\w+\.md", str(yaml.safe_load((pages.ROOT / "mkdocs.yml").read_text())["nav"])))
     assert listed == {page.name for page in (pages.ROOT / "docs").glob("*.md")} | {
-        *("index.md", "developing.md", "changelog.md")
+        *("index.md", "developing.md", "changelog.md", "stress.md")
     }
 
 
