@@ -28,7 +28,7 @@ def tour() -> str:
             "backends:",
             *status,
             "",
-            "Three lines to try: a Gaussian over 10,000 outputs, the log-density of a sample, the error bar of the sum.",
+            "Three lines to try: a Gaussian over 10,000 outputs, the density of a sample, the error bar of a sum.",
             "",
             *(f"  {line}" for line in LINES.splitlines()),
             "",

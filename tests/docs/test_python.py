@@ -55,9 +55,9 @@ def compare(printed, shown, where, varies=False):
     if shown is None:
         assert not printed, f"{where} prints, and the page does not show it:\n{printed}"
         return
-    got, wanted = printed.rstrip().splitlines(), shown.rstrip().splitlines()
+    got, wanted = ([NUMBER.sub("#", line).split() for line in text.rstrip().splitlines()] for text in (printed, shown))
     message = f"{where} prints\n{printed}\nbut the page shows\n{shown}"
-    assert [NUMBER.sub("#", line).split() for line in got] == [NUMBER.sub("#", line).split() for line in wanted], message
+    assert got == wanted, message
     for a, b in () if varies else zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):
         assert abs(value(a) - value(b)) <= 1.5 * last_digit(b) + 1e-4 * abs(value(b)), message
 

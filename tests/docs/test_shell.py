@@ -12,11 +12,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 
 import pages
 import pytest
 from packaging.requirements import Requirement
+from setuptools.config.pyprojecttoml import load_file
 
 # A module that is run a second time, and lightning's own use of jsonargparse.
 pytestmark = [
@@ -27,7 +27,7 @@ pytestmark = [
 CHEAP = ("python -m lrd_kernels", "python -m lrd_kernels.info")
 PROGRAMS = ("make", "python", "pip", "pytest", "lrd-uq")
 LRD_UQ = ("fit", "evaluate", "predict", "panel", "diagnose", "demo")
-PROJECT = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())
+PROJECT = load_file(pages.ROOT / "pyproject.toml")
 TARGETS = set(re.findall(r"^([a-z-]+):.*##", (pages.ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
