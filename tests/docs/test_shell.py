@@ -18,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from setuptools.config.pyprojecttoml import load_file
 
+import lrd_kernels as lrd
+
 # A module that is run a second time, and lightning's own use of jsonargparse.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning"),
@@ -156,6 +158,17 @@ def test_cheap_commands_run(command, tmp_path):
     result = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env={**os.environ})
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("lrd-kernels ")
+
+
+def test_lines_of_the_tour_run(capsys):
+    from lrd_kernels.__main__ import LINES, main
+
+    assert main([]) == 0
+    tour = capsys.readouterr().out
+    assert all(f"  {line}\n" in tour for line in LINES.splitlines())
+    assert all(f"  {name} " in tour for name in lrd.backends())
+    exec(LINES, {})
+    assert capsys.readouterr().out.count("tensor(") == 2
 
 
 def test_installation_names_everything_the_build_needs():
