@@ -61,8 +61,9 @@ lint: $(STAMP) docs ## style, types, and the documentation
 	$(BIN)/ruff check && $(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE) && $(BIN)/mypy
 
+# Not --quiet: it hides the warnings from --strict, too.
 docs: $(STAMP) ## the documentation as a site in build/site; every warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 stress: build ## thousands of adversarial covariances beside 120-digit arithmetic
 	$(BIN)/python -m benchmarks.stress

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -71,4 +72,7 @@ def formula(block: str) -> str:
     match = MATH.fullmatch(block)
     if match is None:
         return block
-    return f'<div class="formula">{convert(match[1].strip(), display="block")}</div>'
+    mathml = convert(match[1].strip(), display="block")
+    if unknown := re.search(r"\\\w+", mathml):
+        raise PluginError(f"a formula has the unknown command {unknown.group()}: {match[1].strip()}")
+    return f'<div class="formula">{mathml}</div>'
