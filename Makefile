@@ -8,7 +8,7 @@ TESTING := CMAKE_ARGS=-DLRD_TESTING=ON
 WORKERS ?= 2
 PARALLEL := $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help build check demo test test-slow gpu-check bench bench-quick wheel lint stress sanitize clean
+.PHONY: help build check demo test test-slow gpu-check bench bench-quick wheel lint docs stress sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -57,9 +57,13 @@ wheel: $(STAMP) ## one wheel in dist/ for every later torch and Python
 	rm -rf dist build/lib* build/wheel && CMAKE_ARGS=-DLRD_TESTING=OFF $(BIN)/python -m build --wheel --no-isolation -o build/wheel
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude libtorch_cpu.so --exclude libtorch_cuda.so -w dist build/wheel/*.whl
 
-lint: $(STAMP) ## style and types
+lint: $(STAMP) docs ## style, types, and the documentation
 	$(BIN)/ruff check && $(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE) && $(BIN)/mypy
+
+# Not --quiet: it hides the warnings from --strict, too.
+docs: $(STAMP) ## the documentation as a site in build/site; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 stress: build ## thousands of adversarial covariances beside 120-digit arithmetic
 	$(BIN)/python -m benchmarks.stress

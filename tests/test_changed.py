@@ -8,7 +8,7 @@ import pytest
     ("names", "tests"),
     [
         ([], []),
-        (["python/lrd_uq/heads.py", "README.md"], ["tests/lrd_uq"]),
+        (["python/lrd_uq/heads.py", "README.md"], ["tests/docs", "tests/lrd_uq"]),
         (["lrd_kernels/joint.py", "tests/kernels/test_joint.py"], ["tests/kernels"]),
         (["tests/kernels/test_joint.py", "tests/budget.py"], ["tests/kernels/test_joint.py"]),
         (["tests/kernels/contract.py"], ["tests/kernels"]),

@@ -40,6 +40,7 @@ PUBLIC = {
     "kl": {"_methods", "distribution", "functional"},
     "swap": {"distribution"},
     "info": {"", "functional"},
+    "__main__": {""},
     "__init__": {"diagnostics", "distribution", "functional", "gradients", "joint", "kl", "swap", "truncation"},
 }
 # What a module may import from outside the standard library, where that is not torch alone.

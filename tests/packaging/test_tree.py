@@ -5,8 +5,8 @@ import re
 
 TOP = {
     *("csrc", "lrd_kernels", "python", "tests", "benchmarks", "docs"),
-    *("setup.py", "CMakeLists.txt", "pyproject.toml", "Makefile"),
-    *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("setup.py", "CMakeLists.txt", "pyproject.toml", "Makefile", "mkdocs.yml"),
+    *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff"),
 }
 NATIVE = {".cpp", ".h", ".cu", ".cuh"}
 MOST_LINES = 500
