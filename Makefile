@@ -61,7 +61,7 @@ lint: $(STAMP) ## style and types
 	$(BIN)/ruff check && $(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE) && $(BIN)/mypy
 
-stress: build ## thousands of adversarial covariances beside 120-digit arithmetic
+stress: build ## thousands of adversarial calls of every function beside exact arithmetic
 	$(BIN)/python -m benchmarks.stress
 
 sanitize: $(STAMP) ## the core's own tests under the address and undefined-behaviour sanitizers
