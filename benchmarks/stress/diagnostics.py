@@ -78,7 +78,7 @@ def extreme_eigenvalues(g: Draw) -> Iterator[Error]:
             if not np.isfinite(value):
                 yield Error("extreme_eigenvalues", WIDE, float("inf"), what)
                 continue
-            margin = abs(Decimal(value)) * (Decimal(residual) + Decimal("1e-10"))
+            margin = abs(Decimal(value)) * (Decimal(residual) + Decimal("1e-6"))
             below, above = (exact.eigenvalues_below(covariance, Decimal(value) + side * margin) for side in (-1, 1))
             near = above > below
             beyond = below > 0 if end == 0 else above < len(covariance)

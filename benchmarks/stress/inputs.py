@@ -196,7 +196,8 @@ def covariances(
     factor = g.normal(*parts[2], S, R)
     diag = 0.05 + torch.rand(*parts[3], S, generator=g.generator, dtype=torch.float64)
     x = Inputs(g.normal(*parts[0], S), g.normal(*parts[1], S), factor, diag)
-    family = FAMILIES[g.number % len(FAMILIES)]
+    # Shifted with each round, or each instruction set would always meet the same families.
+    family = FAMILIES[(g.number + g.number // len(FAMILIES)) % len(FAMILIES)]
     g.family = family.__name__
     if R:
         family(x, g)
