@@ -70,7 +70,7 @@ BUDGETS = {
     "joint: kept part": Budget(1e-5, 1e-6, "variance of the best columns of this number", 3),
     "mixture_log_prob": Budget(1e-6, 1e-7, ITSELF),
     "kl_divergence": Budget(1e-6, 1e-6, "itself plus a thousandth of the sum of absolute terms"),
-    "condition_bounds": Budget(1e-9, 1e-9, "itself"),
+    "condition_bounds": Budget(1e-6, 1e-6, "itself"),
     "capacitance_condition": Budget(1e-2, 1e-2, "itself"),
     "extreme_eigenvalues": Budget(1.0, 1.0, "the reported residual plus 1e-6"),
     "diagnose": Budget(1e-6, 1e-6, "itself, or 1 if it is smaller; the spectrum to its largest"),

@@ -53,11 +53,10 @@ class Model:
                 logdet = 2 * exact.total(exact.log(np.diagonal(tril[at])))
                 found.append((exact.times(tril[at], tril[at].T), logdet, exact.times(inverse.T, inverse)))
             return found
-        P = broadcast(self.factor, batch, 2)
         if self.kind == "diagonal":
-            P, D = P[..., :0], broadcast(self.scale, batch, 1) ** 2
+            P, D = exact.zeros(*batch, self.loc.shape[-1], 0), broadcast(self.scale, batch, 1) ** 2
         else:
-            D = broadcast(self.diag, batch, 1)
+            P, D = broadcast(self.factor, batch, 2), broadcast(self.diag, batch, 1)
         models = (exact.Gaussian(P[at], D[at]) for at in np.ndindex(*batch))
         return [(m.covariance, m.logdet, m.precision) for m in models]
 

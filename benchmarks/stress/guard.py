@@ -146,7 +146,13 @@ def guard_pages(g: Draw) -> Iterator[Error]:
     wanted = CALLS[name](x, mask)
     placed = Inputs(*(guarded(t, at_end) for t in x))
     found = CALLS[name](placed, None if mask is None else guarded(mask, at_end))
-    same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, wanted, strict=True))
+    # The last bits of torch's own products depend on where its tensors lie.
+    pairs = list(zip(found, wanted, strict=True))
+    limits = [16 * torch.finfo(b.dtype).eps if b.is_floating_point() else 0.0 for _, b in pairs]
+    same = all(
+        bool(a.isfinite().all()) and testing.relative_error(a, b) <= limit
+        for (a, b), limit in zip(pairs, limits, strict=True)
+    )
     yield Error("", x.loc.dtype, 0.0 if same else float("inf"), "other numbers than elsewhere")
 
 

@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks import machine
 from benchmarks.stress import (
@@ -101,30 +103,50 @@ def run(name: str, seed: int, numbers: Iterable[int], progress: Callable[[int], 
     return total
 
 
+class Job(NamedTuple):
+    """The share of one process: every `step`-th case of some functions."""
+
+    isa: str
+    names: list[str]
+    first: int
+    step: int
+    environment: dict[str, str]
+
+
+def jobs_of(names: Sequence[str], isas: Sequence[str], fence: Path | None) -> list[Job]:
+    """Four processes for each instruction set, and two where memory ends or begins at guard pages."""
+    fenced = [check.__name__ for check in guard.CHECKS if check.__name__ in names]
+    others = [name for name in names if name not in fenced]
+    parts = min(4, -(-len(others) // 4))
+    jobs = [Job(isa, others[part::parts], at, len(isas), {}) for at, isa in enumerate(isas) for part in range(parts)]
+    if fenced:
+        preload = {} if fence is None else {"LD_PRELOAD": str(fence)}
+        ways = [(isa, where) for isa in isas for where in ("begin", "end")]
+        jobs += [Job(isa, fenced, at, len(ways), {**preload, "FENCE": where}) for at, (isa, where) in enumerate(ways)]
+    return jobs
+
+
 def run_all(names: Sequence[str], count: int, seed: int, isas: Sequence[str], processes: int) -> dict[str, Outcome]:
     """All functions under all instruction sets, which share the cases. A process that dies is a wrong answer."""
     outcomes = {name: Outcome() for name in names}
     progress = Progress(count * len(names))
-    parts = min(4, -(-len(names) // 4))
-    jobs = [(isa, list(names[part::parts]), at) for at, isa in enumerate(isas) for part in range(parts)]
 
-    def work(job: tuple[str, list[str], int]) -> None:
-        isa, some, at = job
-        while some:  # what a dead process left is given to another
-            options = {"names": some, "seed": seed, "first": at, "count": count, "step": len(isas)}
-            some = _process(isa, options, outcomes, progress)
+    def work(job: Job) -> None:
+        while job.names:  # what a dead process left is given to another
+            job = job._replace(names=_process(job, {"seed": seed, "count": count}, outcomes, progress))
 
-    with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(work, jobs))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
+        list(pool.map(work, jobs_of(names, isas, guard.fence(Path(folder)))))
     progress.end()
     return outcomes
 
 
-def _process(isa: str, options: dict[str, Any], outcomes: dict[str, Outcome], progress: Progress) -> list[str]:
+def _process(job: Job, options: dict[str, Any], outcomes: dict[str, Outcome], progress: Progress) -> list[str]:
     """Runs one worker; returns the functions that it did not reach."""
+    options = {**options, "names": job.names, "first": job.first, "step": job.step}
     command = [sys.executable, "-m", "benchmarks.stress.worker", json.dumps(options)]
-    environment = {**os.environ, "LRD_CPU_ISA": isa, "OMP_NUM_THREADS": "1"}
-    left = list(options["names"])
+    environment = {**os.environ, **job.environment, "LRD_CPU_ISA": job.isa, "OMP_NUM_THREADS": "1"}
+    left = list(job.names)
     with subprocess.Popen(
         command, cwd=machine.ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as worker:
@@ -137,7 +159,7 @@ def _process(isa: str, options: dict[str, Any], outcomes: dict[str, Outcome], pr
                 continue
             name = message.pop("name")
             found = Outcome(Counter(message["counts"]), message["worst"], message["failures"])
-            found.failures = [f"{isa}: {text}" for text in found.failures]
+            found.failures = [f"{job.isa}: {text}" for text in found.failures]
             with progress.lock:
                 outcomes[name].add(found)
                 progress.wrong += found.counts["wrong"]
@@ -145,7 +167,7 @@ def _process(isa: str, options: dict[str, Any], outcomes: dict[str, Outcome], pr
         errors = worker.stderr.read()
     if worker.returncode == 0 or not left:
         return []
-    died = f"{isa}: {left[0]}: the process ended with {worker.returncode}: {errors[-300:]}"
+    died = f"{job.isa}: {left[0]}: the process ended with {worker.returncode}: {errors[-300:]}"
     with progress.lock:
         outcomes[left[0]].add(Outcome(Counter(wrong=1), {}, [died]))
         progress.wrong += 1
