@@ -105,7 +105,10 @@ class LogProb(Function):
 
 
 class EagerLogProb(Function):
-    """`LogProb` with one output, for plain eager calls. Storing the other outputs on the node is much cheaper."""
+    """`LogProb` with one output, for plain eager calls, which is much cheaper.
+
+    What is as small as the result is stored on the node, which costs less than saving it.
+    """
 
     @staticmethod
     def forward(
@@ -125,24 +128,26 @@ class EagerLogProb(Function):
         inputs = op_inputs(views, arguments, terms.eps, precision)
         known = None if factorisation is None else factorisation.recall(cov_factor, cov_diag)
         forward = log_prob_fwd(inputs, known, terms)
-        result, saved = forward.result, forward[1:]
+        result, chol_inv, summary, z, value_info = forward
         if known is not None:
-            saved = (*known, forward.z, forward.value_info)
+            chol_inv, summary = known
         elif looking and dispatch.has_nan(result):
             redo_by_qr(inputs, forward, terms)
         elif factorisation is not None:
-            factorisation.remember(cov_factor, cov_diag, Factorised(forward.chol_inv, forward.summary))
-        ctx.save_for_backward(value, loc, cov_factor, cov_diag, mask)
-        ctx.views, ctx.terms, ctx.saved = views, terms, saved
+            factorisation.remember(cov_factor, cov_diag, Factorised(chol_inv, summary))
+        ctx.save_for_backward(value, loc, cov_factor, cov_diag, mask, chol_inv, z)
+        ctx.views, ctx.terms, ctx.small = views, terms, (summary, value_info)
         return views.from_values(result if views.N else result[:, :0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        arguments, needs = Arguments(*ctx.saved_tensors), ctx.needs_input_grad[:4]
+        *tensors, chol_inv, z = ctx.saved_tensors
+        summary, value_info = ctx.small
+        arguments, saved, needs = Arguments(*tensors), (chol_inv, summary, z, value_info), ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or dispatch.transforms_active():
-            outputs = Saved(*ctx.saved).to_caller(ctx.views, arguments.value)
+            outputs = Saved(*saved).to_caller(ctx.views, arguments.value)
             return (*LogProbBackward.apply(grad, *arguments, *outputs, ctx.terms, needs), None, None, None)
-        return (*_gradients(ctx.views, grad, arguments, ctx.saved, ctx.terms, needs), None, None, None)
+        return (*_gradients(ctx.views, grad, arguments, saved, ctx.terms, needs), None, None, None)
 
 
 def weighted_terms(arguments: Arguments, terms: Terms, factorisation: Factorisation | None = None) -> Tensor:
