@@ -3,6 +3,7 @@
 #include <limits>
 #include <tuple>
 
+#include "errors.h"
 #include "forward.h"
 #include "scratch.h"
 
@@ -77,12 +78,12 @@ Results capacitance_fwd_cpu(const Tensor& gram, const Tensor& u, const Tensor& q
   if (B * (R * R * R + N * R * R + 1) < 65536)
     work(0, B);
   else
-    torch::stable::parallel_for(0, B, 1, work);
+    in_parallel(B, work);
   return {chol, chol_inv, z, maha, logdet, growth};
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("capacitance_fwd", TORCH_BOX(&capacitance_fwd_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("capacitance_fwd", boxed<&capacitance_fwd_cpu>); }
 
 }  // namespace lrd

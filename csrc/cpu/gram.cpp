@@ -4,6 +4,7 @@
 #include <tuple>
 #include <vector>
 
+#include "errors.h"
 #include "forward.h"
 #include "sum_chunks.h"
 
@@ -85,6 +86,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gram_fwd_cpu(const Tensor& cov_factor
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("gram_fwd", TORCH_BOX(&gram_fwd_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("gram_fwd", boxed<&gram_fwd_cpu>); }
 
 }  // namespace lrd

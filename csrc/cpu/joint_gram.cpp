@@ -2,6 +2,7 @@
 #include <numeric>
 #include <vector>
 
+#include "errors.h"
 #include "stack_inputs.h"
 #include "sum_chunks.h"
 
@@ -34,6 +35,6 @@ Tensor joint_gram_fwd_cpu(const Tensor& cov_factors, std::optional<Tensor> vecto
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("joint_gram_fwd", TORCH_BOX(&joint_gram_fwd_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("joint_gram_fwd", boxed<&joint_gram_fwd_cpu>); }
 
 }  // namespace lrd

@@ -17,11 +17,12 @@ struct Piece {
 // Page-aligned memory of at least that size, in huge pages where the system gives any; or none.
 Piece take_memory(size_t bytes);
 
-// Gives a piece back. A few are kept for later calls, but the system may have their pages whenever it is short.
-void give_back_memory(Piece piece);
+// Gives a piece back, unless it is none. A few are kept for later calls, but the system may have their pages whenever
+// it is short.
+void give_back_memory(Piece piece) noexcept;
 
-// Gives all kept pieces to the system.
-void release_kept_memory();
+// Gives all kept pieces to the system. Returns whether there were any.
+bool release_kept_memory() noexcept;
 
 // Asks for huge pages in memory that was allocated elsewhere and not yet written.
 void advise_huge_pages(void* data, size_t bytes);

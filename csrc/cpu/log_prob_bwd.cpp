@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../core/arena.h"
+#include "errors.h"
 #include "forward.h"
 #include "scratch.h"
 #include "tensors.h"
@@ -194,12 +195,12 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
   if (in.B * S * (R + 4) < 16384)
     work(0, units);
   else
-    torch::stable::parallel_for(0, units, 1, work);
+    in_parallel(units, work);
   return {grad_factor, grad_diag, grad_loc};
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("log_prob_bwd", TORCH_BOX(&log_prob_bwd_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("log_prob_bwd", boxed<&log_prob_bwd_cpu>); }
 
 }  // namespace lrd

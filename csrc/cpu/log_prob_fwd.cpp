@@ -9,6 +9,7 @@
 
 #include "../core/arena.h"
 #include "../core/policy.h"
+#include "errors.h"
 #include "forward.h"
 #include "scratch.h"
 
@@ -142,7 +143,7 @@ class Forward {
     if (count * (R * R * R + in_.N * R * R + 1) < 65536)
       work(0, count);
     else
-      torch::stable::parallel_for(0, count, 1, work);
+      in_parallel(count, work);
     std::vector<int64_t> again;
     for (int64_t i = 0; i < count; ++i) {
       if (verdicts[i] == Verdict::imprecise) again.push_back(items[i]);
@@ -261,6 +262,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("log_prob_fwd", TORCH_BOX(&log_prob_fwd_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("log_prob_fwd", boxed<&log_prob_fwd_cpu>); }
 
 }  // namespace lrd

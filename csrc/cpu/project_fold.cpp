@@ -1,10 +1,9 @@
 // lrd::project_fold_fwd: the columns of a covariance in another basis, and the diagonal with what that leaves out.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <tuple>
 
+#include "errors.h"
 #include "scratch.h"
 #include "stack_inputs.h"
 
@@ -75,12 +74,12 @@ std::tuple<Tensor, Tensor> project_fold_fwd_cpu(const Tensor& cov_factors, std::
   if (B * S * (columns + K) < 16384)
     work(0, B * blocks);
   else
-    torch::stable::parallel_for(0, B * blocks, 1, work);
+    in_parallel(B * blocks, work);
   return {factor, folded};
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("project_fold_fwd", TORCH_BOX(&project_fold_fwd_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(lrd, CPU, m) { m.impl("project_fold_fwd", boxed<&project_fold_fwd_cpu>); }
 
 }  // namespace lrd

@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <new>
+
+#include "errors.h"
 
 namespace lrd {
 
@@ -14,7 +15,7 @@ class Scratch {
   explicit Scratch(int64_t bytes) {
     const size_t rounded = static_cast<size_t>((bytes + 63) / 64 * 64 + 64);
     data_ = std::aligned_alloc(64, rounded);
-    if (!data_) throw std::bad_alloc();
+    if (!data_) throw_out_of_memory(rounded);
     if (poisoned()) std::memset(data_, 0xff, rounded);
   }
   ~Scratch() { std::free(data_); }

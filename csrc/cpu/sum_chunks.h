@@ -12,6 +12,7 @@
 
 #include "../core/arena.h"
 #include "../core/kernels.h"
+#include "errors.h"
 #include "scratch.h"
 
 namespace lrd {
@@ -76,7 +77,7 @@ void sum_chunks(const std::vector<int64_t>& items, int64_t S, const Chunks& chun
   if (workers == 1 || units * std::min(chunks.rows, S) * sizes.cost < 32768)
     work(0, 1);
   else
-    torch::stable::parallel_for(0, workers, 1, work);
+    in_parallel(workers, work);
 }
 
 // One chunk's sums to the total.

@@ -36,15 +36,14 @@ namespace detail = torch::stable::detail;
 inline std::array<Tensor, 2> library_cholesky(const Tensor& matrix) {
   std::array<StableIValue, 3> stack{detail::from(matrix), detail::from(false),
                                     detail::from(false)};  // upper, check_errors
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linalg_cholesky_ex", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linalg_cholesky_ex", "", stack.data(), TORCH_ABI_VERSION));
   return {detail::to<Tensor>(stack[0]), detail::to<Tensor>(stack[1])};
 }
 
 inline Tensor library_solve(const Tensor& lower, const Tensor& right) {
   std::array<StableIValue, 5> stack{detail::from(lower), detail::from(right), detail::from(false), detail::from(true),
                                     detail::from(false)};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::linalg_solve_triangular", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linalg_solve_triangular", "", stack.data(), TORCH_ABI_VERSION));
   return detail::to<Tensor>(stack[0]);
 }
 

@@ -21,9 +21,9 @@ class Gpu {
  public:
   explicit Gpu(const torch::stable::Tensor& tensor) {
     const int32_t index = tensor.get_device_index();
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_cuda_guard(index, &guard_));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_create_cuda_guard(index, &guard_));
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
     stream_ = static_cast<cudaStream_t>(stream);
     int bytes = 0;
     check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));

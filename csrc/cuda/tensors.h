@@ -49,11 +49,13 @@ inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, in
     strides[dims - 2] = 1;
   }
   int32_t device = 0, dtype_of_like = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype_of_like));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype_of_like));
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, sizes, strides, dtype < 0 ? dtype_of_like : dtype,
-                                                         device, like.get_device_index(), &handle));
+  const AOTITorchError failed = aoti_torch_empty_strided(dims, sizes, strides, dtype < 0 ? dtype_of_like : dtype,
+                                                         device, like.get_device_index(), &handle);
+  // Callers that try again with less look for these words.
+  STD_TORCH_CHECK(!failed, "lrd: CUDA out of memory: cannot allocate ", stride, " numbers");
   return Tensor(handle);
 }
 

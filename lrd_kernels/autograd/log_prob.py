@@ -99,7 +99,10 @@ class LogProb(Function):
 
 
 class EagerLogProb(Function):
-    """`LogProb` with one output, for plain eager calls. Storing the other outputs on the node is much cheaper."""
+    """`LogProb` with one output, for plain eager calls, which is much cheaper.
+
+    What is as small as the result is stored on the node, which costs less than saving it.
+    """
 
     @staticmethod
     def forward(
@@ -120,30 +123,29 @@ class EagerLogProb(Function):
         known = None if factorisation is None else factorisation.recall(cov_factor, cov_diag)
         ctx.redone = None
         forward = log_prob_fwd(inputs, known, terms)
-        result, saved = forward.result, forward[1:]
+        result, chol_inv, summary, z, value_info = forward
         if known is not None:
-            saved = (*known, forward.z, forward.value_info)
+            chol_inv, summary = known
         elif looking and dispatch.has_nan(result):
             ctx.redone = redo_declined(inputs, forward, terms)
         elif factorisation is not None:
-            factorisation.remember(cov_factor, cov_diag, Factorised(forward.chol_inv, forward.summary))
-        ctx.save_for_backward(value, loc, cov_factor, cov_diag, mask)
-        ctx.views, ctx.terms, ctx.saved = views, terms, saved
+            factorisation.remember(cov_factor, cov_diag, Factorised(chol_inv, summary))
+        ctx.save_for_backward(value, loc, cov_factor, cov_diag, mask, chol_inv, z)
+        ctx.views, ctx.terms, ctx.small = views, terms, (summary, value_info)
         return views.from_values(result if views.N else result[:, :0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        arguments, needs = Arguments(*ctx.saved_tensors), ctx.needs_input_grad[:4]
+        *tensors, chol_inv, z = ctx.saved_tensors
+        summary, value_info = ctx.small
+        arguments, saved = Arguments(*tensors), Saved(chol_inv, summary, z, value_info)
+        needs = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or dispatch.transforms_active():
-            outputs = _to_caller(Saved(*ctx.saved), ctx.views, arguments.value)
             terms = ctx.terms if ctx.redone is None else ctx.terms._replace(precision=_policy.QR)
+            outputs = _to_caller(saved, ctx.views, arguments.value)
             return (*LogProbBackward.apply(grad, *arguments, *outputs, terms, needs), None, None, None)
-        return (
-            *_gradients(ctx.views, grad, arguments, Saved(*ctx.saved), ctx.terms, needs, ctx.redone),
-            None,
-            None,
-            None,
-        )
+        grads = _gradients(ctx.views, grad, arguments, saved, ctx.terms, needs, ctx.redone)
+        return (*grads, None, None, None)
 
 
 def weighted_terms(arguments: Arguments, terms: Terms, factorisation: Factorisation | None = None) -> Tensor:

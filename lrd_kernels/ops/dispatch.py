@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import warnings
 from types import TracebackType
 from typing import NamedTuple, NoReturn
 
@@ -98,10 +99,34 @@ def choose(asked: str | None, device_type: str) -> str:
     name = asked if asked is not None else _forced
     if name is None:
         own = ("triton", "cuda") if device_type == "cuda" else ("cpu",)
-        return next((name for name in own if _serves(name, device_type)), "reference")
+        served = next((name for name in own if _serves(name, device_type)), "reference")
+        if served == "reference" and device_type == "cpu":
+            if torch.compiler.is_compiling():
+                from torch._dynamo.comptime import comptime
+
+                comptime(_warn_of_reference)  # while the graph is traced; a plain call would break it
+            else:
+                _warn_of_reference()
+        return served
     if _serves(name, device_type):
         return name
     _decline(name, device_type)
+
+
+_warned = False
+
+
+def _warn_of_reference(_: object = None) -> None:
+    """Warns once in a process that the reference serves the CPU because the compiled kernels are missing."""
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"lrd_kernels uses its slow reference in plain torch, because {load.cpu_error}. Reinstall lrd-kernels, or"
+            " correct what the reason names; use_backend('reference') accepts the reference without this warning.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _decline(name: str, device_type: str) -> NoReturn:

@@ -61,13 +61,6 @@ class Capacitance(NamedTuple):
     growth: Tensor  # [B]
 
 
-def _define(namespace: str) -> torch.library.Library:
-    library = torch.library.Library(namespace, "DEF")
-    for name, schema in schemas.SCHEMAS.items():
-        library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
-    return library
-
-
 def _late(name: str) -> Callable[..., Any]:
     """An op of the Triton backend. The first call imports Triton."""
 
@@ -79,27 +72,17 @@ def _late(name: str) -> Callable[..., Any]:
     return call
 
 
-# The compiled libraries register the kernels of the CPU and of the CUDA namespace.
-_libraries = {namespace: _define(namespace) for namespace in schemas.NAMESPACES.values()}
-for _name in schemas.SCHEMAS:
-    for _device in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter
-        _libraries[schemas.NAMESPACES["triton"]].impl(_name, _late(_name), _device)
-
-OPS = {
-    backend: Ops(*(getattr(getattr(torch.ops, namespace), name).default for name in Ops._fields))
-    for backend, namespace in schemas.NAMESPACES.items()
-}
+_FAKES: dict[str, Callable[..., Any]] = {}
 
 
 def _fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the fake implementation of an op in all namespaces."""
+    """The fake implementation of an op, in all namespaces."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        for namespace, library in _libraries.items():
-            torch.library.register_fake(f"{namespace}::{name}", function, lib=library)
+    def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+        _FAKES[name] = function
         return function
 
-    return register
+    return keep
 
 
 @_fake("gram_fwd")
@@ -214,3 +197,28 @@ def _project_fold_fwd_fake(
     K = basis.shape[2]
     new = cov_factors.new_empty
     return new(B, K, S).mT if rank_major else new(B, S, K), new(B, S)
+
+
+def _register(libraries: list[torch.library.Library]) -> dict[str, Ops]:
+    """Defines the ops of all namespaces. The compiled libraries register the kernels of the CPU and of CUDA."""
+    for backend, namespace in schemas.NAMESPACES.items():
+        # A fragment: of a whole library, torch holds what an interrupted import left against the next one.
+        libraries.append(library := torch.library.Library(namespace, "FRAGMENT"))
+        for name, schema in schemas.SCHEMAS.items():
+            library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
+            for device in ("CPU", "CUDA") if backend == "triton" else ():  # CPU tensors are for Triton's interpreter
+                library.impl(name, _late(name), device)
+            torch.library.register_fake(f"{namespace}::{name}", _FAKES[name], lib=library)
+    return {
+        backend: Ops(*(getattr(getattr(torch.ops, namespace), name).default for name in Ops._fields))
+        for backend, namespace in schemas.NAMESPACES.items()
+    }
+
+
+_libraries: list[torch.library.Library] = []
+try:
+    OPS = _register(_libraries)
+except BaseException:  # Ctrl-C, or memory that ran out: the next import defines the ops again
+    for _library in _libraries:
+        _library._destroy()
+    raise

@@ -1,11 +1,15 @@
 """gradcheck in float64, second derivatives, torch.func transforms, compiled graphs."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from contract import FUNCTIONS, SCALARS, arguments
 
 import lrd_kernels as lrd
 from lrd_kernels import functional, reference, testing
+from lrd_kernels.ops import load, registry
 
 BATCHES = [((), ()), ((2,), (3, 2))]
 
@@ -49,6 +53,31 @@ def test_only_what_is_needed_gets_a_gradient():
         (grad,) = torch.autograd.grad(lrd.log_prob(*tensors).sum(), tensors[i])
         every = testing.value_and_grads(lrd.log_prob, inputs)[1 + i]
         assert torch.equal(grad, every)
+
+
+@pytest.mark.skipif(load.cpu_error is not None, reason=str(load.cpu_error))
+def test_backward_frees_what_the_forward_pass_saved(monkeypatch):
+    """As torch's own functions do, while the loss lives; not if the graph is retained."""
+    made = []
+    ops = registry.OPS["cpu"]
+
+    def forward(*arguments):
+        outputs = ops.log_prob_fwd(*arguments)
+        made.append([weakref.ref(outputs[1]), weakref.ref(outputs[3])])  # L^-1 and z
+        return outputs
+
+    monkeypatch.setitem(registry.OPS, "cpu", ops._replace(log_prob_fwd=forward))
+    inputs = testing.make_inputs((2,), 9, 3, requires_grad=True)
+    loss = lrd.log_prob(*inputs, backend="cpu").sum()
+    first = torch.autograd.grad(loss, inputs, retain_graph=True)
+    second = torch.autograd.grad(loss, inputs, create_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    del second
+    gc.collect()
+    loss.backward()
+    assert [ref() for ref in made[0]] == [None, None]
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
 
 
 def test_third_derivatives():

@@ -50,6 +50,17 @@ def test_a_kept_piece_is_not_wasted_on_much_smaller_outputs():
     assert small.data_ptr() != address
 
 
+@pytest.mark.skipif(not KEEPS, reason="torch before 2.11 takes no memory from outside")
+def test_large_gradients_can_shrink_and_not_grow():
+    """As all tensors on memory that torch did not allocate: docs/safety.md."""
+    large = gradient(2**18)
+    expected = large.flatten()[:10].clone()
+    assert torch.equal(large.resize_(10), expected)
+    with pytest.raises(RuntimeError, match="not resizable"):
+        large.resize_(2**22)
+    assert gradient(2**10).resize_(2**22).shape == (2**22,)  # a small one grows as torch's own
+
+
 MEASURED = """
 import ctypes, resource, sys
 sys.path.insert(0, {folder!r})

@@ -91,6 +91,44 @@ def test_works_without_the_compiled_library(run_python, bare_package, library):
     assert "self-test skipped: only the reference backend is available" in report
 
 
+# Warns at the first call that the reference serves, and never again: in a graph without a break, or in a plain call.
+WARN = """
+import os, warnings
+import torch
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import lrd_kernels as lrd
+    from lrd_kernels import testing
+
+    inputs = testing.make_inputs((2,), 50, 3)
+    with lrd.use_backend("reference"):
+        lrd.log_prob(*inputs)
+    print(len(caught))
+    first = torch.compile(lrd.log_prob, backend="eager", fullgraph=True) if COMPILED else lrd.log_prob
+    expected = first(*inputs)
+    torch.testing.assert_close(lrd.log_prob(*inputs), expected)
+    child = os.fork()
+    if child == 0:
+        lrd.log_prob(*inputs)
+        os._exit(len(caught) - 1)
+    assert os.waitpid(child, 0)[1] == 0
+    ours = [w for w in caught if "lrd_kernels" in str(w.message)]
+    print(len(ours), ours[0].category.__name__, ours[0].message)
+"""
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("cause", ["missing", "isa"])
+def test_reference_in_place_of_kernels_is_told_once(run_python, bare_package, cause, compiled):
+    environment = {"LRD_CPU_ISA": "no_such_set"} if cause == "isa" else {"folder": bare_package}
+    before, told = run_python("-c", f"COMPILED = {compiled}\n{WARN}", **environment).stdout.splitlines()
+    assert before == "0"
+    assert told.startswith("1 RuntimeWarning lrd_kernels uses its slow reference in plain torch, because ")
+    assert ("LRD_CPU_ISA names an unknown" if cause == "isa" else "_C.abi3.so did not load") in told
+    assert "Reinstall" in told
+
+
 def test_unknown_instruction_set_leaves_the_reference(run_python):
     show = "print(lrd.backends()['cpu'])\n"
     status, *report = run_python("-c", USE + show + INFO, LRD_CPU_ISA="no_such_set").stdout.splitlines()

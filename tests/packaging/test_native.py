@@ -38,6 +38,15 @@ def test_needs_libtorch_by_name_alone(run_command, library):
     assert not re.search(r"\((RPATH|RUNPATH)\)", dynamic)
 
 
+def test_names_no_path_of_its_build(library):
+    """Messages name files as they lie in the sources and in torch's headers."""
+    contents = Path(library).read_bytes()
+    assert b"csrc/cpu/tensors.h" in contents
+    torch_include = Path(importlib.util.find_spec("torch").origin).parent
+    for folder in (Path(__file__).parents[2], torch_include, Path(sys.prefix)):
+        assert str(folder).encode() not in contents
+
+
 def test_exports_its_entry_point_alone(run_command, library):
     """Weak symbols of the C++ library, which every shared object repeats, are left out."""
     exported = run_command("nm", "-D", "--defined-only", library).stdout
