@@ -101,6 +101,11 @@ def compare_gradient(budget: str, actual: Tensor, truth: Array, events: int, wha
     return compare(budget, actual, own, peaks(own, events), f"gradient for {what}", reach)
 
 
+def exceeds(number: Decimal, like: Tensor) -> bool:
+    """Whether a number may round to infinity in a tensor's dtype, or its sums with others that are not larger."""
+    return number >= Decimal(torch.finfo(like.dtype).max) / 2
+
+
 def compare_exact(
     budget: str, dtype: torch.dtype, found: Array, truth: Array, scale: Array | Decimal, what: str = ""
 ) -> Error:

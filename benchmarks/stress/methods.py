@@ -165,6 +165,7 @@ def from_samples(g: Draw) -> Iterator[Error]:
     N, S = 2 + g.index(6), 1 + g.index(12)
     offset, spread = g.pick((0.0, 0.0, g.power(0, 6))), g.power(-3, 3)
     limit = torch.finfo(dtype).max / 16
+    spread = min(spread, limit**0.5 / 4)  # variances must fit the dtype
     samples = (offset + spread * g.normal(N, *batch, S)).clamp(-limit, limit).to(dtype)
     floor = torch.tensor(g.power(-3, 3) * spread).to(dtype).item()
     rank = g.pick((None, None, 1 + g.index(N)))
