@@ -153,7 +153,9 @@ class Operations:
             raise ValueError(f"quantiles are between 0 and 1; got {q}")
         normal = torch.special.ndtri(level)
         normal = normal.reshape(*normal.shape, *(1,) * self.loc.dim())
-        return (self.loc + self.stddev.double() * normal).to(self.loc.dtype)  # type: ignore[attr-defined]
+        factor, diag = covariance_of(self)
+        deviation = (diag.double() + products.row_squares(factor)).sqrt()
+        return (self.loc + deviation * normal).to(self.loc.dtype)
 
     def energy_score(self, value: Tensor, samples: int = 64, *, generator: torch.Generator | None = None) -> Tensor:
         """`E |X - value| - E |X - X'| / 2` by Monte Carlo, [...]: a proper scoring rule; lower is better."""

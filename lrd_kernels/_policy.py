@@ -71,8 +71,8 @@ ROOT_LEVERAGE = 1 - 1e-8  # `whiten` conditions outputs of higher leverage on th
 FLOAT32_SQUARES = (1e-25, 1e30)  # sums of squares of float32 numbers that are accurate in float32
 # Truncation: singular values below this share of the largest one lose digits in a Gram matrix in float64, and their
 # columns in products in float32.
-GRAM_RANGE = 1e-4
-FLOAT32_RANGE = 1e-2
+GRAM_RANGE = 1e-3
+FLOAT32_RANGE = 3e-2
 FOLD_TOLERANCE = 1e-3  # the largest share of a diagonal entry that folding may add to it by rounding
 # Condition numbers of the capacitance, from which on:
 CHOLESKY_CONDITION = 1e14  # a float64 Cholesky factorisation no longer tells the condition

@@ -43,7 +43,10 @@ def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | Non
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
     spectrum = _eigenvalues(capacitance.gram(cov_factor, None, mask))
-    return _bounds(spectrum, _sortable(cov_diag, mask, torch.inf), _sortable(cov_diag, mask, -torch.inf))
+    lower, upper = _bounds(spectrum, _sortable(cov_diag, mask, torch.inf), _sortable(cov_diag, mask, -torch.inf))
+    batches = [cov_factor.shape[:-2], cov_diag.shape[:-1]] + ([] if mask is None else [mask.shape[:-1]])
+    shape = torch.broadcast_shapes(*batches)
+    return lower.expand(shape), upper.expand(shape)
 
 
 @torch.no_grad()
@@ -150,7 +153,7 @@ def diagnose(cov_factor: Tensor, cov_diag: Tensor, eps: float | None = None) -> 
     S = diag.shape[-1]
     floor = diag.amin(-1) if eps is None else torch.full_like(diag[..., 0], eps)
     shares = spectrum / spectrum.sum(-1, keepdim=True)
-    explained = 1 - (functional.precision_diag(cov_factor, cov_diag).double() * diag)
+    explained = 1 - functional.precision_diag(cov_factor.double(), diag) * diag
     nan = torch.where(bad > 0, torch.nan, 0.0)
     ranks = [1 + round(q * (S - 1)) for q in QUANTILES]
     return Diagnosis(
@@ -235,7 +238,8 @@ def _extremes(P: Tensor, D: Tensor, tol: float, max_iter: int, method: str) -> t
 
     def relative(value: float, residual: float) -> float:
         # |1 / (lambda - shift) - value| <= residual, expressed in lambda = shift + 1 / value
-        return residual / (value * value * (shift + 1 / value))
+        found = shift + 1 / value
+        return residual / (value * value * found) if found > 0 else math.inf
 
     value, smallest_residual, solves = iterate(inverse, start, relative, tol, max_iter)
     return (shift + 1 / value, largest, smallest_residual, largest_residual, products + solves)

@@ -223,8 +223,9 @@ def solve(
     chosen = dispatch.choose(backend, cov_factor.device.type)
     if chosen == "reference":
         result = reference.solve(rhs, cov_factor, cov_diag)
-    else:
-        result = Solve.apply(rhs, cov_factor, cov_diag, PRECISIONS[precision], chosen)[0]
+    else:  # in float32 for half types, whose gradients would be products of rounded solutions
+        wide = [t.to(reference.result_dtype(t.dtype)) for t in (rhs, cov_factor, cov_diag)]
+        result = Solve.apply(*wide, PRECISIONS[precision], chosen)[0].to(rhs.dtype)
     if on_failure == "raise":
         # One invalid number makes the whole batch item NaN, so it is enough to check one entry of each.
         _validate.check_result(result[..., :1], cov_factor, cov_diag, None, rhs=rhs)

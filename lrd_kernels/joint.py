@@ -23,6 +23,7 @@ from lrd_kernels.distribution import LowRankMultivariateNormal
 from lrd_kernels.linalg.stack import Stack, mean_of
 from lrd_kernels.ops import dispatch
 from lrd_kernels.ops.views import is_rank_major
+from lrd_kernels.reference import result_dtype
 
 __all__ = ["JointAccumulator", "JointNormal", "SemidefiniteNormal", "joint", "mixture_log_prob"]
 
@@ -155,8 +156,10 @@ def _assemble(
     rank: int | None,
     parts: bool,
     validate_args: bool | None,
+    dtype: torch.dtype | None = None,
 ) -> JointNormal:
-    """The joint distribution and its parts: factors of the stack are aleatoric columns, vectors are epistemic ones."""
+    """The joint distribution and its parts: factors of the stack are aleatoric columns, vectors are epistemic ones. The
+    result has another dtype if one is given."""
     if rank is not None and not columns.requires_grad:
         gram, split = columns.basis_gram(rank), columns.split
         pieces = [(columns, slice(None), diag + epistemic_diag)]
@@ -173,6 +176,7 @@ def _assemble(
         found = found if parts else found[:1]
         if rank is not None:
             found = [truncation.truncate(factor, own, rank)[:2] for factor, own in found]
+    mean, found = mean.to(dtype), [(factor.to(dtype), own.to(dtype)) for factor, own in found]
     made = None
     if parts:
         plain = LowRankMultivariateNormal(mean, *found[1], validate_args=validate_args)
@@ -200,7 +204,7 @@ class JointAccumulator:
         self.oversample = rank if oversample is None else oversample
         _validate.non_negative("oversample", self.oversample)
         self.count = 0
-        self._dtype: torch.dtype | None = None  # of the predictions
+        self._dtype: torch.dtype | None = None  # of the predictions; columns of half types are kept in float32
         self._mean: Tensor | None = None  # [..., S] in float64
         self._diag: Tensor | None = None  # sum of the diagonals, in float64
         self._parts = self._no_columns()
@@ -222,7 +226,7 @@ class JointAccumulator:
         if dispatch.may_inspect(mean):
             _validate.check_numbers(factor, cov_diag, mean=mean)
         # All that can fail, for want of memory too, comes before the first change.
-        count, commits = self.count + 1, []
+        count, commits, wide = self.count + 1, [], result_dtype(mean.dtype)
         if self._mean is None or self._diag is None:
             new_mean, new_diag = mean.to(torch.float64, copy=True), cov_diag.double().expand_as(mean).clone()
         else:
@@ -230,9 +234,9 @@ class JointAccumulator:
             new_mean, new_diag = self._mean + deviation / count, self._diag + cov_diag.double()
             # The scatter about the final mean is the sum of (t - 1) / t d_t d_t^T
             scale = math.sqrt((count - 1) / count)
-            commits.append(self._parts["epistemic"].prepare((scale * deviation).to(mean.dtype)[..., None]))
+            commits.append(self._parts["epistemic"].prepare((scale * deviation).to(wide)[..., None]))
         if factor.shape[-1]:
-            commits.append(self._parts["aleatoric"].prepare(factor.expand(*mean.shape, factor.shape[-1])))
+            commits.append(self._parts["aleatoric"].prepare(factor.to(wide).expand(*mean.shape, factor.shape[-1])))
         for commit in commits:
             commit()
         self.count, self._dtype, self._mean, self._diag = count, mean.dtype, new_mean, new_diag
@@ -260,7 +264,7 @@ class JointAccumulator:
         """Adds all predictions of another accumulator, as if one accumulator had received them all."""
         if other.count == 0:
             return self
-        if other._mean is None or other._diag is None:
+        if other._mean is None or other._diag is None or other._dtype is None:
             raise ValueError("the other accumulator is invalid: its count is positive, but it holds no predictions")
         if self._mean is None or self._diag is None:
             self.load_state_dict(other.state_dict())
@@ -274,7 +278,8 @@ class JointAccumulator:
         deviation = other._mean - self._mean
         merged = JointAccumulator(self.rank, self.oversample)  # a copy, so that a merge that fails changes nothing
         merged.load_state_dict(self.state_dict())
-        merged._parts["epistemic"].add((math.sqrt(n * m / (n + m)) * deviation).to(self._dtype)[..., None])
+        apart = (math.sqrt(n * m / (n + m)) * deviation).to(result_dtype(other._dtype))
+        merged._parts["epistemic"].add(apart[..., None])
         for name, part in merged._parts.items():
             part.merge(other._parts[name])
         mean, diag = self._mean + deviation * (m / (n + m)), self._diag + other._diag
@@ -284,12 +289,12 @@ class JointAccumulator:
     @torch.no_grad()
     def finalize(self, *, parts: bool = True, validate_args: bool | None = None) -> JointNormal:
         """The joint distribution of all predictions so far, with or without its parts. Updates may follow."""
-        if self._mean is None or self._diag is None:
+        if self._mean is None or self._diag is None or self._dtype is None:
             raise ValueError("no predictions have been added")
         T = self.count
         weights = {"aleatoric": T, "epistemic": max(T - 1, 1)}
         diags = {name: 0 if part.folded is None else part.folded / weights[name] for name, part in self._parts.items()}
-        mean = self._mean.to(self._dtype)
+        mean = self._mean.to(result_dtype(self._dtype))
         diag = (self._diag / T + diags["aleatoric"]).to(mean.dtype)
         epistemic_diag = torch.zeros_like(self._diag).add(diags["epistemic"]).to(mean.dtype)
         factor, deviations = (self._parts[name].columns for name in weights)
@@ -300,7 +305,7 @@ class JointAccumulator:
             1 / math.sqrt(weights["aleatoric"]),
             1 / math.sqrt(weights["epistemic"]),
         )
-        return _assemble(mean, diag, epistemic_diag, columns, self.rank, parts, validate_args)
+        return _assemble(mean, diag, epistemic_diag, columns, self.rank, parts, validate_args, self._dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """The state for `load_state_dict`, made of numbers and tensors only."""

@@ -35,7 +35,7 @@ class Truncate(Function):
             kept = _enough(values.clamp(min=0), energy)
         fold = fold and kept < factor.shape[-1]  # else nothing is dropped
         singular, basis = singular[..., :kept], vectors[..., :kept]
-        if looking and factor.dtype == torch.float32 and not _resolved(singular, kept, _policy.FLOAT32_RANGE):
+        if looking and factor.dtype != torch.float64 and not _resolved(singular, kept, _policy.FLOAT32_RANGE):
             projected, folded = rotation.project_fold(factor, diag, basis, fold)
         else:
             projected, folded = columns.project_fold(

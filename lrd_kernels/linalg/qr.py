@@ -64,6 +64,20 @@ class Rows:
             P, r = self.at(rows)
             yield torch.where(scale == 0, 0, P * scale), torch.where(scale == 0, 0, r * scale)
 
+    def decomposed(self, without: Tensor | None = None, *, values: bool = True) -> LeastSquares:
+        """The QR decomposition of A, with or without right-hand sides."""
+        N = self.N if values else 0
+        chunks = ((A, b[..., :N]) for A, b in self.longest_first(without))
+        return decomposed(chunks, self.B, self.R, N, self.root)
+
+    def finite(self) -> Tensor:
+        """Whether all numbers of a covariance are finite, and the diagonal positive: [B]"""
+        root = self.root if self.mask is None else torch.where(self.mask, self.root, 1)
+        good = (root.isfinite() & (root > 0)).all(-1)
+        for _, P, _ in self.slices():
+            good = good & P.isfinite().all(-1).all(-1)
+        return good
+
     @property
     def _chunk(self) -> int:
         return max(CHUNK_ELEMENTS // max(self.B * (self.R + self.N), 1), self.R, 1)
@@ -77,8 +91,8 @@ class Rows:
 
 
 class LeastSquares(NamedTuple):
-    """The triangle T [B, R, R] of a QR decomposition of stacked rows [A; I], and of the right-hand side Q^T b
-    [B, R, N] and the squared norm of the rest [B, N]."""
+    """A QR decomposition of rows A with right-hand sides b: the triangle [B, R, R], Q^T b [B, R, N], and the squared
+    norms of what is left of b [B, N]."""
 
     triangle: Tensor
     fitted: Tensor
@@ -89,33 +103,35 @@ class LeastSquares(NamedTuple):
         return torch.linalg.solve_triangular(self.triangle, self.fitted, upper=True)
 
 
-def stacked(chunks: Iterable[tuple[Tensor, Tensor]], B: int, R: int, N: int, like: Tensor) -> LeastSquares:
-    """Decomposes chunks of rows A [B, n, R] and b [B, n, N]."""
-    triangle, fitted, left = like.new_zeros(B, 0, R), like.new_zeros(B, 0, N), like.new_zeros(B, N)
+def decomposed(chunks: Iterable[tuple[Tensor, Tensor]], B: int, R: int, N: int, like: Tensor) -> LeastSquares:
+    """Decomposes stacked chunks of rows A [B, n, R] and b [B, n, N]."""
+    found = LeastSquares(like.new_zeros(B, 0, R), like.new_zeros(B, 0, N), like.new_zeros(B, N))
     for A, b in chunks:
-        # The longest row stays on top: zeros above it would make it the target of the reflections, and lose its digits.
-        missing = max(R - triangle.shape[1] - A.shape[1], 0)  # fewer rows than columns: zeros below
-        reflectors, scales = torch.geqrf(torch.cat([triangle, A, A.new_zeros(B, missing, R)], 1))
-        turned = torch.cat([fitted, b, b.new_zeros(B, missing, N)], 1)
-        if N and R:
-            turned = torch.ormqr(reflectors, scales, turned, transpose=True)
-        triangle, fitted, left = reflectors[:, :R].triu(), turned[:, :R], left + turned[:, R:].square().sum(1)
-    return LeastSquares(triangle, fitted, left)
+        found = _stacked(found, A, b)
+    missing = R - found.triangle.shape[1]
+    return _stacked(found, like.new_zeros(B, missing, R), like.new_zeros(B, missing, N)) if missing else found
 
 
-def regularised(rows: Rows, without: Tensor | None = None, *, values: bool = True) -> LeastSquares:
-    """Decomposes [A; I] with the diagonal of the triangle positive, with or without right-hand sides."""
-    B, R, N = rows.B, rows.R, rows.N if values else 0
-    eye = torch.eye(R, dtype=rows.root.dtype, device=rows.root.device).expand(B, R, R)
-
-    def chunks() -> Iterator[tuple[Tensor, Tensor]]:
-        for A, b in rows.longest_first(without):
-            yield A, b[..., :N]
-        yield eye, eye.new_zeros(B, R, N)
-
-    triangle, fitted, left = stacked(chunks(), B, R, N, rows.root)
+def regularised(found: LeastSquares) -> LeastSquares:
+    """Adds the rows [I] below A, and makes the diagonal of the triangle positive."""
+    eye = torch.eye(found.triangle.shape[-1], dtype=found.left.dtype, device=found.left.device)
+    triangle, fitted, left = _stacked(found, eye.expand_as(found.triangle), torch.zeros_like(found.fitted))
     signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None]
     return LeastSquares(signs * triangle, signs * fitted, left)
+
+
+def _stacked(found: LeastSquares, A: Tensor, b: Tensor) -> LeastSquares:
+    """Adds rows A [B, n, R] and b [B, n, N] below.
+
+    The longest row stays on top: zeros above it would make it the target of the reflections, and lose its digits.
+    """
+    (B, _, R), N = A.shape, b.shape[2]
+    missing = max(R - found.triangle.shape[1] - A.shape[1], 0)  # fewer rows than columns: zeros below
+    reflectors, scales = torch.geqrf(torch.cat([found.triangle, A, A.new_zeros(B, missing, R)], 1))
+    turned = torch.cat([found.fitted, b, b.new_zeros(B, missing, N)], 1)
+    if N and R:
+        turned = torch.ormqr(reflectors, scales, turned, transpose=True)
+    return LeastSquares(reflectors[:, :R].triu(), turned[:, :R], found.left + turned[:, R:].square().sum(1))
 
 
 def factorise(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -124,12 +140,12 @@ def factorise(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     Returns L^-1 [B, R, R], the summary [B, 2], z [B, N, R] and M [B, N]. Items with invalid numbers are NaN and have an
     infinite growth.
     """
-    found = regularised(rows)
+    found = regularised(rows.decomposed())
     upper = found.triangle
     logs = -2 * rows.root.log()
     logs = logs if rows.mask is None else torch.where(rows.mask, logs, 0)
     logdet = 2 * upper.diagonal(dim1=-2, dim2=-1).log().sum(-1) + logs.sum(-1)
-    good = logdet.isfinite() & upper.isfinite().all(-1).all(-1)
+    good = rows.finite() & logdet.isfinite()
     eye = torch.eye(rows.R, dtype=upper.dtype, device=upper.device).expand_as(upper)
     upper = torch.where(good[:, None, None], upper, eye)
     z = found._replace(triangle=upper).solution().mT

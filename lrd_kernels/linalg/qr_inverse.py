@@ -22,6 +22,8 @@ from lrd_kernels._policy import EXPLAINED_LEVERAGE
 from lrd_kernels.linalg import qr
 from lrd_kernels.linalg.qr import Rows
 
+DEPENDENT = 1e-13  # rounding of a combination of columns that is zero, relative to its terms
+
 
 class Part(NamedTuple):
     """Rows of `Sigma^-1` times something: the product with r, the product with P, and the diagonal."""
@@ -42,7 +44,8 @@ class Inverse:
         high = top.values > EXPLAINED_LEVERAGE  # [B, m]
         self.high = torch.where(high, top.indices, -1)
         without = torch.zeros_like(leverage, dtype=torch.bool).scatter(1, top.indices, high)
-        rest = qr.regularised(rows, without)
+        bare = rows.decomposed(without)
+        rest = qr.regularised(bare)
 
         # Positions of H that are not used hold an independent output of variance 1.
         P, r = (torch.where(high[..., None], t, 0) for t in rows.at(top.indices))  # [B, m, R], [B, m, N]
@@ -51,30 +54,40 @@ class Inverse:
         Q, root = torch.linalg.qr(torch.cat([Y, torch.diag_embed(deviation)], 1), mode="complete")
         root = root[:, : P.shape[1]]  # K = root^T root
         half = torch.linalg.solve_triangular(root, _eye_like(root), upper=True)  # K^-1 = half half^T
-        z = self._refined(rest, without)
+        z, row_space = self._refined(bare, rest, without)
         a = half @ (half.mT @ (r - P @ z))
-        self.z = z + torch.linalg.solve_triangular(rest.triangle, Y @ a, upper=True)
-        W = torch.linalg.solve_triangular(rest.triangle, Y @ half @ half.mT, upper=True).mT
-        self._explained = Part(a, W, half.square().sum(-1))
+        self.z = row_space @ (z + torch.linalg.solve_triangular(rest.triangle, Y @ a, upper=True))
+        W = row_space @ torch.linalg.solve_triangular(rest.triangle, Y @ half @ half.mT, upper=True)
+        self._explained = Part(a, W.mT, half.square().sum(-1))
         # C^-1 = root_inverse root_inverse^T
         self._root_inverse = torch.linalg.solve_triangular(rest.triangle, Q[:, :R, P.shape[1] :], upper=True)
+        self._to_W = self._root_inverse.mT @ row_space
 
-    def _refined(self, rest: qr.LeastSquares, without: Tensor) -> Tensor:
-        """The least-squares solution after one step of refinement, without which that of a tiny P is all rounding."""
+    def _refined(self, bare: qr.LeastSquares, rest: qr.LeastSquares, without: Tensor) -> tuple[Tensor, Tensor]:
+        """The least-squares solution after one step of refinement, without which that of a tiny P is all rounding, and
+        the projection onto the row space of P [B, R, R]. The rounding of duplicate columns lies outside of it, where
+        C^-1 is largest."""
         z = rest.solution()
-        gradient = -z
+        null = _null_candidates(bare.triangle)  # [B, R, R]
+        gradient, exact = -z, torch.ones_like(null[:, 0], dtype=torch.bool)
         for s, P, r in self.rows.slices():
             w = torch.where(without[:, s], 0, self.rows.root[:, s].square())[..., None]
             gradient = gradient + (w * P).mT @ (r - P @ z)
+            exact = exact & ((P @ null).abs() <= DEPENDENT * (P.abs() @ null.abs())).all(1)
         step = torch.linalg.solve_triangular(rest.triangle.mT, gradient, upper=False)
-        return z + torch.linalg.solve_triangular(rest.triangle, step, upper=True)
+        z = z + torch.linalg.solve_triangular(rest.triangle, step, upper=True)
+        order = (~exact).to(torch.int8).argsort(stable=True, dim=-1)[:, None].expand_as(null)
+        exact = exact[:, None].expand_as(null).gather(-1, order)  # null vectors first
+        Q = torch.linalg.qr(torch.where(exact, null.gather(-1, order), 0)).Q
+        Q = torch.where(exact, Q, 0)
+        return z, _eye_like(null) - Q @ Q.mT
 
     def parts(self) -> Iterator[tuple[slice, Part]]:
         """All rows, in chunks; masked ones are zero."""
         for s, P, r in self.rows.slices():
             w = self.rows.root[:, s].square()  # [B, n]
             v = P @ self._root_inverse
-            a, W = w[..., None] * (r - P @ self.z), w[..., None] * (v @ self._root_inverse.mT)
+            a, W = w[..., None] * (r - P @ self.z), w[..., None] * (v @ self._to_W)
             yield s, self._with_explained(s, Part(a, W, w * (1 - w * v.square().sum(-1))))
 
     def _with_explained(self, s: slice, part: Part) -> Part:
@@ -92,12 +105,22 @@ class Inverse:
 
 def leverages(rows: Rows) -> Tensor:
     """h_i = |L^-1 p_i|^2 / D_i: [B, S]"""
-    lower = qr.regularised(rows, values=False).triangle.mT
+    lower = qr.regularised(rows.decomposed(values=False)).triangle.mT
 
     def part(A: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(lower, A.mT, upper=False).square().sum(1)
 
     return torch.cat([part(P * rows.root[:, s, None]) for s, P, _ in rows.slices()], -1)
+
+
+def _null_candidates(triangle: Tensor) -> Tensor:
+    """Right singular vectors of the triangle with its columns scaled to one length, as columns of unit length
+    [B, R, R]: those of dependent columns are among them."""
+    lengths = triangle.norm(dim=1)
+    lengths = torch.where(lengths > 0, lengths, 1)
+    right = torch.linalg.svd(torch.where(triangle.isfinite(), triangle / lengths[:, None], 0)).Vh
+    vectors = right.mT / lengths[..., None]
+    return vectors / vectors.norm(dim=1, keepdim=True)
 
 
 def _eye_like(matrix: Tensor) -> Tensor:

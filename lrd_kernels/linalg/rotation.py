@@ -23,7 +23,7 @@ def singular_basis(factor: Tensor) -> tuple[Tensor, Tensor]:
     good = largest.isfinite()
     unit = torch.where(good & (largest > 0), largest, 1)[:, None, None]
     blocks = (torch.where(good[:, None, None], P.double() / unit, 0) for P in flat.split(products.chunk_rows(flat), -2))
-    triangle = qr.stacked(((P, P[..., :0]) for P in blocks), len(flat), R, 0, unit).triangle
+    triangle = qr.decomposed(((P, P[..., :0]) for P in blocks), len(flat), R, 0, unit).triangle
     _, singular, right = torch.linalg.svd(triangle)
     singular = torch.where(good[:, None], singular * unit[..., 0], torch.nan)
     vectors = torch.where(good[:, None, None], capacitance.signed(right.mT), torch.nan)

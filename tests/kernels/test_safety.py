@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lrd_kernels as lrd
-from benchmarks import stress
+from benchmarks.stress import exact
 from lrd_kernels import testing
 from lrd_kernels.linalg import qr
 
@@ -167,13 +167,38 @@ def test_qr_agrees_where_cholesky_is_good():
 @pytest.mark.parametrize("R", [2, 8, 32])
 def test_qr_keeps_the_digits_of_one_dominant_row(R, precision):
     """One output with a tiny diagonal entry: its scaled row is longer than the others by up to 21 orders."""
-    stress.mpmath.mp.dps = 120
+    exact.precise()
     for smallest in (1e-20, 1e-30, 1e-38, 1e-42) if R == 2 else (1e-30, 1e-42):
         inputs = testing.make_inputs((), 40, R, dtype=torch.float32)
         inputs.cov_diag[17] = smallest
         inputs.value[17] = inputs.loc[17] + 0.5 * inputs.cov_factor[17].sum()
-        wanted = float(stress.exact(inputs)[0])
-        assert float(lrd.log_prob(*inputs, precision=precision)) == pytest.approx(wanted, rel=1e-6)
+        wanted = exact_log_prob(inputs)
+        actual = testing.value_and_grads(lambda *a: lrd.log_prob(*a, precision=precision), inputs)
+        assert float(actual[0]) == pytest.approx(wanted[0], rel=1e-6)
+        for name, a, w in zip(("value", "loc", "cov_factor", "cov_diag"), actual[1:], wanted[1:], strict=True):
+            assert np.abs(a.double().numpy() - w).max() <= 1e-6 * np.abs(w).max(), name
+
+
+@pytest.mark.parametrize("precision", ["auto", "qr"])
+@pytest.mark.parametrize("scale", [1e-17, 1e3, 1e6, 1e12])
+def test_qr_gradients_of_duplicate_columns_and_tiny_factors(scale, precision):
+    exact.precise()
+    inputs = testing.make_inputs((), 40, 4, dtype=torch.float32)
+    inputs.cov_factor.mul_(scale)[:, 0] = inputs.cov_factor[:, 3]
+    wanted = exact_log_prob(inputs)
+    actual = testing.value_and_grads(lambda *a: lrd.log_prob(*a, precision=precision), inputs)
+    for a, w in zip(actual, wanted, strict=True):
+        assert np.abs(a.double().numpy() - w).max() <= 1e-6 * np.abs(w).max()
+
+
+def exact_log_prob(inputs):
+    """Log-density and gradients in long arithmetic, as float64."""
+    y, mu, P, D = map(exact.exact, inputs)
+    g = exact.Gaussian(P, D)
+    a, z = g.solve(y - mu), g.fitted(y - mu)
+    log_p = -(exact.total((y - mu) * a) + g.logdet + len(D) * exact.log(2 * exact.PI)) / 2
+    found = (log_p, -a, a, np.outer(a, z) - g.precision_factor, (a * a - g.precision_diag) / 2)
+    return [np.asarray(t, dtype=float) for t in found]
 
 
 def test_qr_without_columns():
