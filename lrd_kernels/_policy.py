@@ -66,12 +66,13 @@ def exp_limit(dtype: torch.dtype) -> float:
 # ---- in Python alone ----
 
 QR_GROWTH = 1e12  # what a factorisation by QR reports as its growth: too much for float32 products
+DUAL_RANK = 32  # above this rank, QR factorises the S x S covariance where it is smaller than the capacitance
 EXPLAINED_LEVERAGE = 0.9  # outputs of higher leverage are inverted as a block of their own by QR
 ROOT_LEVERAGE = 1 - 1e-8  # `whiten` conditions outputs of higher leverage on the others
 FLOAT32_SQUARES = (1e-25, 1e30)  # sums of squares of float32 numbers that are accurate in float32
 # Truncation: singular values below this share of the largest one lose digits in a Gram matrix in float64, and their
 # columns in products in float32.
-GRAM_RANGE = 1e-3
+GRAM_RANGE = (1e-3, 1e-2)  # the second one for float64 factors
 FLOAT32_RANGE = 3e-2
 FOLD_TOLERANCE = 1e-3  # the largest share of a diagonal entry that folding may add to it by rounding
 # Condition numbers of the capacitance, from which on:

@@ -234,15 +234,15 @@ def _extremes(P: Tensor, D: Tensor, tol: float, max_iter: int, method: str) -> t
         if high - low <= tol * low:  # for example, if more than R outputs are at the floor
             return (low, largest, (high - low) / low, largest_residual, products)
         shift = low - max(0.1 * (high - low), 1e-4 * low)
-    inverse = sigma.inverse(shift)
+    inverse, error = sigma.inverse(shift)
 
     def relative(value: float, residual: float) -> float:
         # |1 / (lambda - shift) - value| <= residual, expressed in lambda = shift + 1 / value
-        found = shift + 1 / value
-        return residual / (value * value * found) if found > 0 else math.inf
+        found = shift + 1 / value if value else 0.0
+        return (residual + error) / (value * value * found) if found > 0 else math.inf
 
     value, smallest_residual, solves = iterate(inverse, start, relative, tol, max_iter)
-    return (shift + 1 / value, largest, smallest_residual, largest_residual, products + solves)
+    return (shift + 1 / value if value else math.inf, largest, smallest_residual, largest_residual, products + solves)
 
 
 ADVICE = "raise eps, lower the rank, or lower the weight alpha of the likelihood in the loss"

@@ -346,8 +346,7 @@ def terms(
     value, loc = (*vectors.values(), None, None)[:2]
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
     chosen = dispatch.choose(backend, cov_factor.device.type)
-    # With more columns than outputs, torch factorises the S x S matrix instead.
-    if chosen == "reference" or reference.is_wide(cov_factor):
+    if chosen == "reference":
         result = reference.terms(
             *(value, loc, cov_factor, cov_diag),
             mask=mask,
@@ -358,7 +357,10 @@ def terms(
             qr=PRECISIONS[precision] == QR,
         )
     else:
-        wanted = Terms(maha, logdet, constant, eps, PRECISIONS[precision], chosen)
+        how = PRECISIONS[precision if cov_factor.shape[-1] else "auto"]  # without columns there is nothing for QR to do
+        if reference.is_wide(cov_factor):
+            how = QR  # the capacitance would have eigenvalues of 1 beside far larger ones
+        wanted = Terms(maha, logdet, constant, eps, how, chosen)
         result = weighted_terms(Arguments(value, loc, cov_factor, cov_diag, mask), wanted, factorisation)
     if mask is not None and per_output != 0.0:
         result = result + (per_output * mask.sum(-1, dtype=torch.float64)).to(result.dtype)

@@ -96,9 +96,9 @@ def compare(
 
 def compare_gradient(budget: str, actual: Tensor, truth: Array, events: int, what: str) -> Error:
     """Compares a gradient with the truth [*batch, event], summed to its shape, relative to the largest entry of each of
-    its own batch items."""
+    its own batch items, before the summation may cancel."""
     own, reach = (exact.sum_to(full, tuple(actual.shape)) for full in (truth, absolute(truth)))
-    return compare(budget, actual, own, peaks(own, events), f"gradient for {what}", reach)
+    return compare(budget, actual, own, peaks(reach, events), f"gradient for {what}", reach)
 
 
 def exceeds(number: Decimal, like: Tensor) -> bool:

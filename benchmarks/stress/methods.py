@@ -142,8 +142,7 @@ def correlation(g: Draw) -> Iterator[Error]:
 def quantile(g: Draw) -> Iterator[Error]:
     x, d, batch, models = draw(g)
     q = g.pick((0.5, 0.025, 0.975, 0.9))
-    level = torch.tensor(q, dtype=x.loc.dtype).item()  # as it is stored
-    z = Decimal(NormalDist().inv_cdf(level))
+    z = Decimal(NormalDist().inv_cdf(q))
     spread = collect(batch, (exact.sqrt(m.variance) for m in np.ravel(models)))
     mu = broadcast(x.loc, batch, 1)
     yield compare("quantile", d.quantile(q), mu + z * spread, absolute(mu) + (abs(z) + 1) * spread, f"q = {q}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from decimal import Decimal
 
@@ -113,7 +114,7 @@ def _energy_error(values: Array, k: int, energy: Decimal) -> float:
     squares = values * values
     margin = Decimal("1e-9")
     enough = fewer = True
-    for item in squares.reshape(-1, squares.shape[-1]):
+    for item in squares.reshape(math.prod(squares.shape[:-1]), squares.shape[-1]):
         whole = exact.total(item)
         enough &= exact.total(item[:k]) >= (energy - margin) * whole
         fewer &= exact.total(item[: max(k - 1, 0)]) >= (energy + margin) * whole

@@ -198,11 +198,18 @@ static void write_factor(const A* grad, int64_t ld, int64_t R, int64_t n, const 
   write_columns<T, A>(grad, ld, R, n, out, to.factor_stride_s, to.factor_stride_r);
 }
 
-// dD, or d/d raw = dD exp(raw) = dD (D - eps); a masked row has D = 1 and dD = 0.
+// dD, or d/d raw = dD exp(raw) = dD (D - eps), where this does not cancel; a masked row has D = 1 and dD = 0.
 template <class T>
-static void write_grad_diag(const GaussianInputs& g, RowScratch rows, double* grad_diag, int64_t n, T* to) {
+static void write_grad_diag(const GaussianInputs& g, RowScratch rows, int64_t begin, double* grad_diag, int64_t n,
+                            T* to) {
+  constexpr double kCancels = 0x1p-20;
   if (g.exp_diag)
-    for (int64_t i = 0; i < n; ++i) grad_diag[i] *= rows.diag[i] - g.eps;
+    for (int64_t i = 0; i < n; ++i) {
+      double slope = rows.diag[i] - g.eps;
+      if (slope < kCancels * rows.diag[i] && grad_diag[i] != 0.0)
+        slope = std::exp(load(static_cast<const T*>(g.diag.data)[(begin + i) * g.diag.stride]));
+      grad_diag[i] *= slope;
+    }
   write_vector<T>(grad_diag, n, to);
 }
 
@@ -271,7 +278,7 @@ static void log_prob_bwd_rows(const GaussianInputs* gaussians, const GramGrads* 
                             reinterpret_cast<A*>(rows.weight), reinterpret_cast<A*>(diff),
                             reinterpret_cast<A*>(grad_diag));
       if (to.loc) write_vector<T>(diff, n, static_cast<T*>(to.loc) + begin);
-      if (to.diag) write_grad_diag<T>(g, rows, grad_diag, n, static_cast<T*>(to.diag) + begin);
+      if (to.diag) write_grad_diag<T>(g, rows, begin, grad_diag, n, static_cast<T*>(to.diag) + begin);
       if (need_factor) write_factor<T, A>(x, ld, R, n, to, begin);
       return;
     }
@@ -339,7 +346,7 @@ static void log_prob_bwd_rows(const GaussianInputs* gaussians, const GramGrads* 
       first = false;
     }
 
-    if (to.diag) write_grad_diag<T>(g, rows, grad_diag, n, static_cast<T*>(to.diag) + begin);
+    if (to.diag) write_grad_diag<T>(g, rows, begin, grad_diag, n, static_cast<T*>(to.diag) + begin);
   }
   if (need_factor) {
     if (first)  // every item failed

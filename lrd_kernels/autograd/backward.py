@@ -10,6 +10,7 @@ from torch import Tensor
 from lrd_kernels import _policy
 from lrd_kernels._policy import exp_limit
 from lrd_kernels.autograd.forward import Terms, of_factors, rows_of
+from lrd_kernels.linalg.dual import Dual
 from lrd_kernels.linalg.qr_inverse import Inverse
 from lrd_kernels.ops import registry
 from lrd_kernels.ops.registry import OpInputs
@@ -30,6 +31,15 @@ class Saved(NamedTuple):
         return self.value_info != 0 if self.value_info.shape[1] else self.summary[:, :1].isinf()
 
 
+class Gradients(NamedTuple):
+    """The outputs of the backward op, and z [B, N, R], to more digits where it was computed by QR."""
+
+    factor: Tensor
+    diag: Tensor
+    loc: Tensor
+    z: Tensor
+
+
 class Wanted(NamedTuple):
     """The last arguments of the backward op: weights of its two terms, and which gradients are needed."""
 
@@ -43,21 +53,22 @@ class Wanted(NamedTuple):
 
 def log_prob_bwd(
     inputs: OpInputs, saved: Saved, grad: Tensor, wanted: Wanted, terms: Terms, redone: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     """The backward op, or the same gradients by QR: all of them, or those of the factors `redone`."""
     if terms.precision == _policy.QR:
         return _by_qr(inputs, saved.failed, grad, wanted)
-    found = registry.OPS[terms.backend].log_prob_bwd(*inputs, *saved, grad, *wanted)
+    factor, diag, loc = registry.OPS[terms.backend].log_prob_bwd(*inputs, *saved, grad, *wanted)
+    found = Gradients(factor, diag, loc, saved.z)
     if redone is not None:
         items, chosen = of_factors(inputs, redone)
         parts = _by_qr(chosen, saved.failed[items], grad[items], wanted)
-        for output, part, at in zip(found, parts, (redone, items, items), strict=True):
+        for output, part, at in zip(found, parts, (redone, items, items, items), strict=True):
             if part.numel():
                 output[at] = part
     return found
 
 
-def _by_qr(inputs: OpInputs, failed: Tensor, grad: Tensor, wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
+def _by_qr(inputs: OpInputs, failed: Tensor, grad: Tensor, wanted: Wanted) -> Gradients:
     """The gradients of the op. `failed` [B, max(N, 1)] marks results whose gradients are zero."""
     factor, diag = inputs.cov_factor, inputs.cov_diag
     (F, S, R), B = factor.shape, diag.shape[0]
@@ -69,7 +80,7 @@ def _by_qr(inputs: OpInputs, failed: Tensor, grad: Tensor, wanted: Wanted) -> tu
         wanted.logdet * weights.sum(-1)[:, None],
     )  # [B, 1, N], [B, 1]
     lost_values, lost = failed[:, None, :N], failed.all(-1)[:, None]
-    inverse = Inverse(rows)
+    inverse = Dual(rows) if rows.wide else Inverse(rows)
     z = inverse.z.masked_fill(lost_values, 0)
     grad_factor = factor.new_empty(F, R, S).mT if is_rank_major(factor) else factor.new_empty(F, S, R)
     grad_diag, grad_loc = diag.new_empty(B, S), diag.new_empty(B, 1 if wanted.sum_loc else N, S)
@@ -88,8 +99,9 @@ def _by_qr(inputs: OpInputs, failed: Tensor, grad: Tensor, wanted: Wanted) -> tu
             part = -2 * pulled.mT
             grad_loc[:, :, s] = part.sum(1, keepdim=True) if wanted.sum_loc else part
     nothing = factor.new_empty(0)
-    return (
+    return Gradients(
         grad_factor if wanted.factor else nothing,
         grad_diag if wanted.diag else nothing,
         grad_loc if wanted.loc else nothing,
+        z.mT,
     )

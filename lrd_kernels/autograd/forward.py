@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lrd_kernels import _policy, reference
 from lrd_kernels.linalg import qr
+from lrd_kernels.linalg.dual import Dual
 from lrd_kernels.linalg.qr import Rows
 from lrd_kernels.ops import dispatch, registry
 from lrd_kernels.ops.registry import Forward, OpInputs
@@ -70,7 +71,8 @@ def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Fo
     if terms.precision != _policy.QR:
         op, given = registry.OPS[terms.backend].log_prob_fwd, known or (None, None)
         return Forward(*op(*inputs, *given, terms.maha, terms.logdet, terms.constant))
-    chol_inv, summary, z, maha = qr.factorise(rows_of(inputs))
+    rows = rows_of(inputs)
+    chol_inv, summary, z, maha = Dual(rows).factorised() if rows.wide else qr.factorise(rows)
     failed = summary[:, :1].isinf() | ~maha.isfinite()  # [B, N]
     result = torch.where(summary[:, :1].isinf(), torch.nan, terms.logdet * summary[:, 1:] + terms.constant)
     if inputs.value is not None:
@@ -110,7 +112,8 @@ def _explains_an_output(inputs: OpInputs) -> Tensor:
 
 def _replace(forward: Forward, items: Tensor, parts: Forward) -> None:
     for output, part in zip(forward, parts, strict=True):
-        output[items] = part
+        if output.shape[1:] == part.shape[1:]:  # else there is no L^-1, nor a need of it
+            output[items] = part
 
 
 def of_factors(inputs: OpInputs, factors: Tensor) -> tuple[Tensor, OpInputs]:

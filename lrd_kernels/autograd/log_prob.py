@@ -193,7 +193,7 @@ def _gradients(
     inputs = op_inputs(views, arguments, terms.eps, terms.op_precision)
     weights = views.values(grad, 0) if views.N else grad.new_zeros(views.B, 1)
     wanted = Wanted(terms.maha, terms.logdet, need_factor, need_diag, need_value or need_loc, sum_loc)
-    grad_factor, grad_diag, grad_loc = log_prob_bwd(inputs, saved, weights, wanted, terms, redone)
+    grad_factor, grad_diag, grad_loc, _ = log_prob_bwd(inputs, saved, weights, wanted, terms, redone)
     vector = None
     if need_value or need_loc:
         vector = views.from_gaussians(grad_loc.squeeze(1)) if sum_loc else views.from_values(grad_loc)

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from lrd_kernels import _policy, reference
 from lrd_kernels.autograd import vmap
-from lrd_kernels.autograd.backward import Saved, Wanted, log_prob_bwd
+from lrd_kernels.autograd.backward import Gradients, Saved, Wanted, log_prob_bwd
 from lrd_kernels.autograd.forward import Arguments, Terms, log_prob_fwd, op_inputs, redo_declined
 from lrd_kernels.linalg import capacitance, products
 from lrd_kernels.ops import dispatch, registry
@@ -22,7 +22,7 @@ class _Passes(NamedTuple):
     """The outputs of both passes of the log-density family, one after the other."""
 
     forward: Forward
-    grads: tuple[Tensor, Tensor, Tensor]
+    grads: Gradients
 
 
 def _both_passes(views: BatchViews, arguments: Arguments, wanted: Wanted, precision: int, backend: str) -> _Passes:
@@ -53,8 +53,8 @@ class Solve(Function):
         views = arguments.views()
         wanted = Wanted(-0.5, 0.0, factor=False, diag=False, loc=True, sum_loc=False)
         passes = _both_passes(views, arguments, wanted, precision, backend)
-        x = passes.grads[2].masked_fill((passes.forward.value_info != 0)[..., None], torch.nan)
-        return views.from_values(x), views.from_values(passes.forward.z)
+        x = passes.grads.loc.masked_fill((passes.forward.value_info != 0)[..., None], torch.nan)
+        return views.from_values(x), views.from_values(passes.grads.z)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -146,8 +146,8 @@ class PrecisionDiag(Function):
         arguments = Arguments(None, None, cov_factor, cov_diag, None)
         views = arguments.views()
         wanted = Wanted(0.0, 1.0, factor=False, diag=True, loc=False, sum_loc=False)
-        forward, (_, diag, _) = _both_passes(views, arguments, wanted, _policy.AUTO, backend)
-        return views.from_gaussians(diag.masked_fill(forward.growth.isinf()[:, None], torch.nan))
+        forward, grads = _both_passes(views, arguments, wanted, _policy.AUTO, backend)
+        return views.from_gaussians(grads.diag.masked_fill(forward.growth.isinf()[:, None], torch.nan))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

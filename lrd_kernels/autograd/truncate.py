@@ -28,7 +28,7 @@ class Truncate(Function):
         looking = dispatch.may_inspect(factor)
         values, vectors = capacitance.eigenvectors(columns.gram(backend=backend))
         singular = values.clamp(min=0).sqrt()
-        if looking and not _resolved(singular, kept, _policy.GRAM_RANGE):
+        if looking and not _resolved(singular, kept, _policy.GRAM_RANGE[factor.dtype == torch.float64]):
             singular, vectors = rotation.singular_basis(factor)
             values = singular.square()
         if energy is not None:

@@ -13,6 +13,8 @@ CHUNK_ELEMENTS = 2**26  # elements of the factor held in float64 at a time, half
 BASIS_ELEMENTS = 2**27  # largest size of a Lanczos basis, 1 GB
 BASIS = 32  # vectors of the basis; a quarter of them is kept at a restart
 
+ROUNDING = 2.0**-50  # of products with an inverse, relative to the largest entry of D^-1
+
 Apply = Callable[[Tensor], Tensor]
 Accuracy = Callable[[float, float], float]  # accuracy of (eigenvalue, residual)
 
@@ -42,8 +44,9 @@ class Covariance:
     def times(self, v: Tensor) -> Tensor:
         return self.D * v + self._lift(self._project(v))
 
-    def inverse(self, shift: float) -> Apply:
-        """Multiplication by `(Sigma - shift I)^-1`, for a shift below the smallest diagonal entry."""
+    def inverse(self, shift: float) -> tuple[Apply, float]:
+        """Multiplication by `(Sigma - shift I)^-1`, for a shift below the smallest diagonal entry, and its error for
+        unit vectors."""
         D = self.D - shift
         chol = capacitance.cholesky_by_qr(self.P, D)
 
@@ -52,7 +55,7 @@ class Covariance:
             z = torch.cholesky_solve(self._project(weighted)[:, None], chol)[:, 0]
             return weighted - self._lift(z) / D
 
-        return apply
+        return apply, ROUNDING / float(D.min())
 
     def smallest_within(self) -> tuple[float, float]:
         """Bounds on the smallest eigenvalue. The lower bound is the smallest entry of D; the upper bound is the smaller

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lrd_kernels._policy import QR_GROWTH
+from lrd_kernels._policy import DUAL_RANK, QR_GROWTH
 
 CHUNK_ELEMENTS = 2**21  # elements of A held at a time
 
@@ -63,6 +63,11 @@ class Rows:
             scale = root.gather(1, rows)[..., None]
             P, r = self.at(rows)
             yield torch.where(scale == 0, 0, P * scale), torch.where(scale == 0, 0, r * scale)
+
+    @property
+    def wide(self) -> bool:
+        """Whether the S x S covariance is the smaller matrix, by enough to prefer it."""
+        return max(self.S, DUAL_RANK) < self.R
 
     def decomposed(self, without: Tensor | None = None, *, values: bool = True) -> LeastSquares:
         """The QR decomposition of A, with or without right-hand sides."""

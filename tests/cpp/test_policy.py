@@ -16,7 +16,7 @@ HEADER = (ROOT / "csrc/core/policy.h").read_text()
 # Of _policy, what C++ has no use for.
 PYTHON_ALONE = {
     *("QR", "QR_GROWTH", "CHOLESKY_CONDITION", "GRADIENT_CONDITION", "FLOAT32_CONDITION"),
-    *("EXPLAINED_LEVERAGE", "ROOT_LEVERAGE", "GRAM_RANGE", "FLOAT32_RANGE", "FOLD_TOLERANCE"),
+    *("EXPLAINED_LEVERAGE", "ROOT_LEVERAGE", "FLOAT32_RANGE", "FOLD_TOLERANCE", "DUAL_RANK"),
 }
 PRECISIONS = {"automatic": "AUTO", "float64": "FLOAT64", "float32": "FLOAT32", "declining": "DECLINING_AUTO"}
 

@@ -1,0 +1,48 @@
+"""Covariances with more columns than outputs, in float64: Sigma itself is then the smallest matrix.
+
+Its triangular root comes from a QR decomposition of [P^T; D^1/2], so that Sigma is not formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lrd_kernels._policy import QR_GROWTH
+from lrd_kernels.linalg.qr import Rows
+from lrd_kernels.linalg.qr_inverse import Part
+
+
+class Dual:
+    """The inverse of the covariances of `rows`, with the attributes and methods of `qr_inverse.Inverse`."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        every = torch.arange(rows.S, device=rows.root.device).expand(rows.B, -1)
+        self._P, self._r = rows.at(every)  # [B, S, R], [B, S, N]
+        order = self._P.abs().amax(1).argsort(-1, descending=True)[:, None].expand_as(self._P)  # long rows first
+        deviation = torch.where(rows.root == 0, 1, rows.root.reciprocal())  # a masked output is independent
+        stacked = torch.cat([self._P.gather(2, order).mT, torch.diag_embed(deviation)], 1)
+        root = torch.geqrf(stacked)[0][:, : rows.S].triu()
+        self._logdet = 2 * root.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+        eye = torch.eye(rows.S, dtype=root.dtype, device=root.device).expand_as(root)
+        self._half = torch.linalg.solve_triangular(root, eye, upper=True)  # Sigma^-1 = half half^T
+        self._a = self._times(self._r)
+        self.z = self._P.mT @ self._a
+
+    def _times(self, matrix: Tensor) -> Tensor:
+        return self._half @ (self._half.mT @ matrix)
+
+    def factorised(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The results of `qr.factorise`, with no elements in place of L^-1."""
+        good = self._rows.finite() & self._logdet.isfinite()
+        growth = torch.where(good, QR_GROWTH, torch.inf).to(self._logdet)
+        maha = (self._half.mT @ self._r).square().sum(1)
+        nothing = self._half.new_empty(self._rows.B, 0, 0)
+        return nothing, torch.stack([growth, self._logdet], -1), self.z.mT.contiguous(), maha
+
+    def parts(self) -> Iterator[tuple[slice, Part]]:
+        """All rows, in one chunk."""
+        yield slice(0, self._rows.S), Part(self._a, self._times(self._P), self._half.square().sum(-1))
