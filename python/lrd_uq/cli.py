@@ -61,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Stopped as stop:
         print(f"lrd-uq {words[0]}: {stop}", file=sys.stderr)
         return stop.status
-    except (OSError, ImportError, ValueError) as error:
+    except Exception as error:
+        told = isinstance(error, (OSError, ImportError, ValueError))
+        if not told and type(error).__name__ != "MisconfigurationException":  # lightning's; not imported for --help
+            raise
         print(f"lrd-uq {words[0]}: {error}", file=sys.stderr)
         return 1
     return 0
