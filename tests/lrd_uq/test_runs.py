@@ -413,10 +413,18 @@ def test_second_process_is_refused_in_a_line(trained, run, capsys):
     assert cli.main(words(run, steps=6)) == 0
 
 
+def sleep(ready):
+    ready.set()
+    time.sleep(60)
+
+
 def test_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_path):
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
     with locked(tmp_path):
-        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        worker = context.Process(target=sleep, args=(ready,), daemon=True)
         worker.start()
+        assert ready.wait(60)
     with locked(tmp_path), pytest.raises(ValueError, match="in use"), locked(tmp_path):
         pass
     worker.kill()
