@@ -7,12 +7,16 @@
     lrd-uq diagnose --run runs/dropout                       # check how well conditioned the covariances are
     lrd-uq demo                                              # train and compare five networks on MNIST inpainting
 
+Status 0 of `fit` means that the run is trained and saved, 75 that `max_time` stopped it, 143 that SIGTERM did, 1 an
+error. After each of them, the same command goes on from the last checkpoint.
+
 A run is a folder. A config is a YAML file or the name of one that comes with the package. Every setting is also a
 command-line option, for example `--model.alpha 0.25`; `lrd-uq fit --help` lists them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -20,9 +24,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
     from lightning.pytorch.cli import LightningCLI
 
     from lrd_uq.settings import Options
+
+
+TIME_IS_UP, TERMINATED = 75, 143  # EX_TEMPFAIL: the same command goes on; 128 + SIGTERM
+
+
+class Stopped(Exception):
+    """Training that ended before its last step was saved."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,21 +57,85 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if wants_help else 2
     try:
         commands[words[0]](words[1:])
-    except (FileNotFoundError, ImportError, ValueError) as error:
+        sys.stdout.flush()
+    except Stopped as stop:
+        print(f"lrd-uq {words[0]}: {stop}", file=sys.stderr)
+        return stop.status
+    except Exception as error:
+        told = isinstance(error, (OSError, ImportError, ValueError))
+        if not told and type(error).__name__ != "MisconfigurationException":  # lightning's; not imported for --help
+            raise
         print(f"lrd-uq {words[0]}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def fit(words: list[str]) -> None:
-    """Trains a network, or resumes an interrupted run."""
-    from lrd_uq import runs, settings
+    """Trains a network, or resumes an interrupted run. Raises unless the last step is trained and saved."""
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-    cli = settings.configure(words, writes=True)
-    folder = Path(cli.config["run"])
-    refuse_other_settings(folder, cli.parser.dump(cli.config, skip_validation=True))
-    cli.parser.save(cli.config, folder / "config.yaml", overwrite=True, skip_validation=True)
-    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=runs.checkpoint(folder), weights_only=False)
+    from lrd_uq import checkpoints, settings, storage
+
+    with contextlib.ExitStack() as held:
+        cli = settings.configure(words, writes=held)
+        folder, trainer = Path(cli.config["run"]), cli.trainer
+        refuse_no_training(trainer)
+        config = cli.parser.dump(cli.config, skip_validation=True)
+        refuse_other_settings(folder, config)
+        found = checkpoints.newest(folder)
+        if found is not None:
+            checkpoints.set_aside(found.damaged)
+        storage.write_whole(folder / "config.yaml", config.encode())
+        try:
+            trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=found and found.path, weights_only=True)
+        except SIGTERMException:
+            raise Stopped(f"stopped by SIGTERM after step {_progress(trainer, folder)}", TERMINATED) from None
+        except OSError as error:
+            raise Stopped(f"{error}. Stopped after step {_progress(trainer, folder)}") from error
+        if trainer.is_global_zero:
+            refuse_unfinished(trainer, folder)
+
+
+def refuse_no_training(trainer: Trainer) -> None:
+    """Raises for settings with which no step would be trained or saved, or with which training would never end."""
+    for name in ("max_steps", "max_epochs", "limit_train_batches"):
+        if getattr(trainer, name) == 0:
+            raise ValueError(f"trainer.{name} must be above 0 for any training; got 0")
+    if getattr(trainer, "fast_dev_run", False):
+        raise ValueError("trainer.fast_dev_run saves no checkpoint: leave it out, and lower max_steps instead")
+    if trainer.max_steps == -1 and trainer.max_epochs in (-1, None):
+        raise ValueError("trainer.max_steps or trainer.max_epochs must be set: the learning rate depends on the end")
+
+
+def refuse_unfinished(trainer: Trainer, folder: Path) -> None:
+    """Raises unless training has ended and the last step is in the checkpoint on the disk."""
+    from lightning.pytorch.callbacks import Timer
+
+    timers = [callback for callback in getattr(trainer, "callbacks", []) if isinstance(callback, Timer)]
+    remaining = [left for timer in timers if (left := timer.time_remaining()) is not None]
+    if trainer.global_step < trainer.estimated_stepping_batches and any(left <= 0 for left in remaining):
+        raise Stopped(f"stopped by max_time after step {_progress(trainer, folder)}", TIME_IS_UP)
+    if trainer.received_sigterm and _saved_step(folder) != trainer.global_step:
+        raise Stopped(f"stopped by SIGTERM after step {_progress(trainer, folder)}", TERMINATED)
+    if trainer.global_step == 0 or _saved_step(folder) != trainer.global_step:
+        raise Stopped(f"training ended early, after step {_progress(trainer, folder)}")
+
+
+def _progress(trainer: Trainer, folder: Path) -> str:
+    """How far a run got, and what is saved of it."""
+    known = trainer.max_epochs == -1 or trainer.train_dataloader is not None  # or lightning would load the data for it
+    total = f" of {trainer.estimated_stepping_batches}" if known else ""
+    saved = _saved_step(folder)
+    rest = f"the last checkpoint has step {saved}: the same command goes on from it" if saved else "no step is saved"
+    return f"{trainer.global_step}{total}; {rest}"
+
+
+def _saved_step(folder: Path) -> int:
+    """The step of the newest sound checkpoint on the disk; 0 if there is none."""
+    from lrd_uq import checkpoints
+
+    found = checkpoints.newest(folder)
+    return 0 if found is None else found.content["global_step"]
 
 
 def refuse_other_settings(folder: Path, config: str) -> None:
@@ -65,7 +145,7 @@ def refuse_other_settings(folder: Path, config: str) -> None:
     from lrd_uq import runs
 
     earlier = folder / "config.yaml"
-    if runs.checkpoint(folder) is None or not earlier.exists():
+    if not runs.has_checkpoint(folder) or not earlier.exists():
         return
     before, now = (yaml.safe_load(text) for text in (earlier.read_text(encoding="utf-8"), config))
     changed = [name for name in ("seed_everything", "model", "data") if before.get(name) != now.get(name)]
@@ -81,7 +161,7 @@ def evaluate(words: list[str]) -> None:
     import torch
 
     from lrd_uq import evaluate as scores
-    from lrd_uq import runs
+    from lrd_uq import runs, storage
 
     options = {"samples": (int, 64), "ranks": (list[int], [8, 16, 32, 64, 128]), "part": (str, "test")}
     cli = _trained(words, options)
@@ -106,7 +186,7 @@ def evaluate(words: list[str]) -> None:
         "unexplained": found.unexplained,
         "rows": {key: scores.summary(row) for key, row in found.rows.items()},
     }
-    (folder / "evaluation.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    storage.write_whole(folder / "evaluation.json", (json.dumps(document, indent=1) + "\n").encode())
 
 
 def predict(words: list[str]) -> None:
@@ -156,8 +236,9 @@ def panel(words: list[str]) -> None:
 def diagnose(words: list[str]) -> None:
     """Reports how well conditioned the predicted covariances are, and plots condition numbers over the steps."""
     import lrd_kernels as lrd
-    from lrd_uq import plots, runs
+    from lrd_uq import plots
     from lrd_uq.heads import DiagonalHead
+    from lrd_uq.metrics import read_metrics
 
     cli = _trained(words, {"part": (str, "val")})
     folder = Path(cli.config["run"])
@@ -168,7 +249,7 @@ def diagnose(words: list[str]) -> None:
     if mask is not None and bool((mask == mask[:1]).all()):  # one mask for all items: drop what it hides
         factor, diag = factor[:, mask[0]], diag[:, mask[0]]
     print(lrd.diagnose(factor, diag, eps=head.eps if isinstance(head, DiagonalHead) else None))
-    series = runs.read_metrics(folder)
+    series = read_metrics(folder)
     if "condition_upper" in series:
         plots.condition_numbers(folder / "condition.png", {folder.name: series})
         plots.curves(folder / "curves.png", {folder.name: series})

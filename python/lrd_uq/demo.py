@@ -8,6 +8,7 @@ Settings were chosen on validation digits; the test digits are only used for the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import shlex
@@ -25,6 +26,7 @@ from lrd_uq import demo_report, plots, runs, settings
 from lrd_uq.evaluate import Evaluation, evaluate
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import DiagonalHead
+from lrd_uq.metrics import read_metrics
 from lrd_uq.predict import predict_item
 
 if TYPE_CHECKING:
@@ -55,7 +57,9 @@ class Spec:
     def folder(self) -> Path:
         return self.output / "runs" / self.name
 
-    def configure(self, writes: bool = False, callbacks: Sequence[L.pytorch.Callback] = ()) -> LightningCLI:
+    def configure(
+        self, writes: contextlib.ExitStack | None = None, callbacks: Sequence[L.pytorch.Callback] = ()
+    ) -> LightningCLI:
         """Model, data and trainer (see `settings.configure`)."""
         values = {
             "config": self.config,
@@ -125,11 +129,13 @@ def train_and_score(spec: Spec) -> Scored:
     """Trains and scores one network with one thread; runs in a worker process."""
     torch.set_num_threads(1)
     silence_lightning()
-    cli = spec.configure(writes=True, callbacks=[Progress(spec.name, spec.steps)])
-    module, data, trainer = cli.model, cli.datamodule, cli.trainer
-    start = time.monotonic()
-    trainer.fit(module, datamodule=data)
-    trained = time.monotonic()
+    with contextlib.ExitStack() as held:
+        cli = spec.configure(held, [Progress(spec.name, spec.steps)])
+        runs.start_over(spec.folder)
+        module, data, trainer = cli.model, cli.datamodule, cli.trainer
+        start = time.monotonic()
+        trainer.fit(module, datamodule=data)
+        trained = time.monotonic()
     torch.manual_seed(spec.seed)  # for the dropout masks
     found = evaluate(module.method, module.net, data.part("test"), spec.samples, spec.ranks)
     validation = float(trainer.callback_metrics["val_log_prob"])
@@ -195,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Scored]:
             scored = dict(zip([spec.name for spec in chosen], pool.map(train_and_score, chosen), strict=True))
 
     draw_panel(chosen[0], options.output / "panel.png")
-    curves = {spec.name.replace("_", " "): runs.read_metrics(spec.folder) for spec in chosen}
+    curves = {spec.name.replace("_", " "): read_metrics(spec.folder) for spec in chosen}
     plots.curves(options.output / "curves.png", curves)
     plots.condition_numbers(options.output / "condition.png", curves)
     demo_report.draw_sweep(options.output / "sweep.png", scored["low_rank_dropout"].evaluation, SWEEP)

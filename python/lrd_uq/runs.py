@@ -1,10 +1,14 @@
-"""The folder of a training run: config.yaml, last.ckpt and metrics.csv. `fit` writes it, the other commands read it."""
+"""The folder of a training run. `fit` writes it, the other commands read it.
+
+config.yaml has the settings, last.ckpt and previous.ckpt are the two newest checkpoints, metrics.csv is the log.
+"""
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import os
 import platform
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,60 +17,70 @@ import torch
 
 import lrd_kernels as lrd
 from lrd_kernels.info import cpu_model
+from lrd_uq import checkpoints, metrics, storage
 from lrd_uq.extra import lightning as L
+from lrd_uq.lock import locked
 
-CHECKPOINT = "last.ckpt"
-METRICS = "metrics.csv"
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[None]:
+    """Makes the folder of a run this process's own to write, and removes what a killed process left in it.
+
+    In distributed training, lightning's first process does it for the others.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if getattr(L.pytorch.utilities.rank_zero_only, "rank", 0):
+        yield
+        return
+    with locked(folder):
+        storage.remove_unfinished(folder)
+        yield
 
 
 def callbacks(folder: Path, seed: int) -> list[L.pytorch.Callback]:
-    """The callbacks of every run: a seed for every epoch, and a checkpoint after it (written atomically)."""
+    """The callbacks of every run: a seed for every epoch, and a checkpoint after it."""
     from lrd_uq.data.order import EpochSeeds
 
-    keep = L.pytorch.callbacks.ModelCheckpoint(
-        dirpath=folder,
-        filename=Path(CHECKPOINT).stem,
-        every_n_epochs=1,
-        save_on_train_epoch_end=True,
-        enable_version_counter=False,
-    )
-    return [EpochSeeds(seed), keep]
+    return [EpochSeeds(seed), KeepLast(folder)]
 
 
-def logger(folder: Path) -> L.pytorch.loggers.CSVLogger:
-    """Writes metrics.csv. The file of a resumed run is renamed first, because lightning would overwrite it."""
-    present = folder / METRICS
-    if present.exists():
-        earlier = len(list(folder.glob(f"earlier-*-{METRICS}")))
-        present.rename(folder / f"earlier-{earlier}-{METRICS}")
-    return L.pytorch.loggers.CSVLogger(folder, name="", version="", flush_logs_every_n_steps=10)
+class KeepLast(L.pytorch.callbacks.ModelCheckpoint):
+    """Saves last.ckpt after every epoch; needs the trainer plugin `checkpoints.CheckpointFiles`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            dirpath=folder,
+            filename=Path(checkpoints.LAST).stem,
+            every_n_epochs=1,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+
+    def on_load_checkpoint(self, trainer: L.pytorch.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Drops the time that is used up: `max_time` limits a process, or a run that it stopped could not go on."""
+        checkpoint.get("callbacks", {}).pop("Timer", None)
 
 
-def checkpoint(folder: Path) -> Path | None:
-    """The checkpoint to resume from, if there is one."""
-    path = folder / CHECKPOINT
-    return path if path.exists() else None
+def start_over(folder: Path) -> None:
+    """Removes the checkpoints and metrics of an earlier training."""
+    kept = (checkpoints.LAST, checkpoints.PREVIOUS, metrics.METRICS)
+    for file in (*(folder / name for name in kept), *metrics.earlier_parts(folder)):
+        file.unlink(missing_ok=True)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (checkpoints.LAST, checkpoints.PREVIOUS))
 
 
 def load_weights(module: L.pytorch.LightningModule, folder: Path) -> None:
-    path = checkpoint(folder)
-    if path is None:
-        raise FileNotFoundError(f"{folder} has no {CHECKPOINT}: run `lrd-uq fit --run {folder}` first")
-    module.load_state_dict(torch.load(path, map_location="cpu", weights_only=False)["state_dict"])
-
-
-def read_metrics(folder: Path) -> dict[str, tuple[list[float], list[float]]]:
-    """Name -> steps and values, over all parts of a resumed run; for a step in two of them, the later one counts."""
-    found: dict[str, dict[float, float]] = {}
-    for file in (*sorted(folder.glob(f"earlier-*-{METRICS}")), folder / METRICS):
-        if not file.exists():
-            continue
-        with file.open(newline="") as lines:
-            for record in csv.DictReader(lines):
-                for name, text in record.items():
-                    if name not in ("step", "epoch") and text:
-                        found.setdefault(name, {})[float(record["step"])] = float(text)
-    return {name: (sorted(points), [points[step] for step in sorted(points)]) for name, points in found.items()}
+    found = checkpoints.newest(folder)
+    if found is None:
+        raise FileNotFoundError(f"{folder} has no {checkpoints.LAST}: run `lrd-uq fit --run {folder}` first")
+    try:
+        module.load_state_dict(found.content["state_dict"])
+    except (KeyError, RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{found.path} does not fit the network of this run: {reason}") from error
 
 
 def facts() -> dict[str, Any]:

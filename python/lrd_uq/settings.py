@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrd_uq import runs
+from lrd_uq.checkpoints import CheckpointFiles
 from lrd_uq.extra import lightning as L
+from lrd_uq.metrics import MetricsLog
 from lrd_uq.module import JointUncertainty
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ def configure(
     arguments: Sequence[str],
     options: Options | None = None,
     *,
-    writes: bool = False,
+    writes: contextlib.ExitStack | None = None,
     callbacks: Sequence[L.pytorch.Callback] = (),
 ) -> LightningCLI:
     """Builds model, data and trainer.
@@ -37,7 +40,8 @@ def configure(
         arguments: command-line arguments. `--config` takes a file or the name of a shipped config, and every setting is
             an option.
         options: further options of a command.
-        writes: whether the trainer writes metrics and checkpoints into the run's folder.
+        writes: if given, the trainer writes metrics and checkpoints into the run's folder, which no other process may
+            write until this is closed.
         callbacks: further callbacks of a trainer that writes.
     """
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -51,12 +55,13 @@ def configure(
         def instantiate_trainer(self, **settings: Any) -> L.pytorch.Trainer:
             chosen, folder = self.config_init["trainer"], Path(self.config_init["run"])
             own: dict[str, Any] = {"logger": False, "enable_checkpointing": False}
-            if writes:
-                folder.mkdir(parents=True, exist_ok=True)
-                given = chosen["logger"] if isinstance(chosen["logger"], list) else [chosen["logger"]]
-                loggers = [runs.logger(folder), *(one for one in given if not isinstance(one, (bool, type(None))))]
+            if writes is not None:
+                writes.enter_context(runs.opened(folder))
                 kept = runs.callbacks(folder, self.config_init["seed_everything"])
-                own = {"logger": loggers, "callbacks": [*(chosen["callbacks"] or []), *callbacks, *kept]}
+                more = [one for one in _several(chosen["logger"]) if not isinstance(one, bool)]
+                own = {"logger": [MetricsLog(folder), *more]}
+                own["callbacks"] = [*_several(chosen["callbacks"]), *callbacks, *kept]
+                own["plugins"] = [*_several(chosen["plugins"]), CheckpointFiles()]
             return super().instantiate_trainer(**own, **settings)
 
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended")
@@ -70,6 +75,11 @@ def configure(
         seed_everything_default=0,
         parser_kwargs={"default_config_files": [str(BASE)]},
     )
+
+
+def _several(given: Any) -> list[Any]:
+    """A setting that may be a list, a single value or None, as a list."""
+    return given if isinstance(given, list) else [] if given is None else [given]
 
 
 def _config_path(word: str, before: str) -> str:

@@ -14,8 +14,9 @@ from PIL import Image
 from realdata import colours, write_celeba, write_chairs, write_nyu
 
 import lrd_kernels as lrd
-from lrd_uq import cli, runs, settings
+from lrd_uq import cli, settings
 from lrd_uq.data import load_digits
+from lrd_uq.metrics import read_metrics
 
 CONFIGS = settings.shipped_configs()
 SMALL = ["--data.init_args.train", "64", "--data.init_args.val", "20", "--data.init_args.test", "12"]
@@ -56,7 +57,7 @@ def fit(folder, config, *more):
 def test_every_shipped_config_fits(config, tmp_path):
     fit(tmp_path / "run", config)
     assert (tmp_path / "run" / "last.ckpt").exists()
-    assert runs.read_metrics(tmp_path / "run")["loss"][0] == [0, 1, 2, 3, 4, 5]
+    assert read_metrics(tmp_path / "run")["loss"][0] == [0, 1, 2, 3, 4, 5]
     words = ["evaluate", f"--run={tmp_path / 'run'}", "--samples", "3", "--ranks", "[2]"]
     assert cli.main(words) == 0
     assert "rms_z" in next(iter(json.loads((tmp_path / "run" / "evaluation.json").read_text())["rows"].values()))
@@ -212,9 +213,9 @@ def test_mistakes_are_told_in_a_line(tmp_path, capsys):
 
 def test_finished_run_is_left_as_it_is(run):
     before = (run / "last.ckpt").stat().st_mtime_ns
-    weights = torch.load(run / "last.ckpt", weights_only=False)["state_dict"]
+    weights = torch.load(run / "last.ckpt", weights_only=True)["state_dict"]
     fit(run, "digits_dropout", "--trainer.max_steps", "21")
-    again = torch.load(run / "last.ckpt", weights_only=False)["state_dict"]
+    again = torch.load(run / "last.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(v, again[k]) for k, v in weights.items() if isinstance(v, torch.Tensor))
     assert (run / "last.ckpt").stat().st_mtime_ns == before
 
@@ -237,12 +238,12 @@ def test_killed_and_started_again_ends_with_the_same_weights(tmp_path):
     time.sleep(0.2)  # some epochs further, and amid one
     victim.send_signal(signal.SIGKILL)
     assert victim.wait() == -signal.SIGKILL, "it ended before it was killed"
-    reached = torch.load(checkpoint, weights_only=False)["global_step"]
+    reached = torch.load(checkpoint, weights_only=True)["global_step"]
     assert 0 < reached < 200
     subprocess.run(command("killed"), env=environment, check=True, capture_output=True)
-    whole, resumed = (torch.load(tmp_path / name / "last.ckpt", weights_only=False) for name in ("whole", "killed"))
+    whole, resumed = (torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "killed"))
     assert whole["global_step"] == resumed["global_step"] == 200
     for key, wanted in whole["state_dict"].items():
         got = resumed["state_dict"][key]
         assert torch.equal(wanted, got) if isinstance(wanted, torch.Tensor) else wanted == got, key
-    assert set(range(200)) <= set(runs.read_metrics(tmp_path / "killed")["loss"][0])
+    assert set(range(200)) <= set(read_metrics(tmp_path / "killed")["loss"][0])

@@ -5,11 +5,12 @@ import warnings
 import pytest
 import torch
 
-from lrd_uq import runs
+from lrd_uq import checkpoints, runs
 from lrd_uq.bayes import Dropout, Ensemble, Variational
 from lrd_uq.data.order import ResumableBatchSampler
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import DiagonalHead, LowRankHead, MeanHead, Output
+from lrd_uq.metrics import MetricsLog, read_metrics
 from lrd_uq.module import JointUncertainty, Step
 from lrd_uq.monitors import CovarianceMonitor, GradientFilter, health
 from lrd_uq.phases import Phase, Phases
@@ -73,9 +74,9 @@ def test_step_with_bad_gradients_is_dropped_and_counted(make_net, make_trainer, 
 
 
 def test_monitors_are_in_the_log(make_net, make_trainer, data, tmp_path):
-    trainer = make_trainer(4, CovarianceMonitor(every=2), logger=runs.logger(tmp_path))
+    trainer = make_trainer(4, CovarianceMonitor(every=2), logger=MetricsLog(tmp_path))
     trainer.fit(JointUncertainty(make_net()), datamodule=data)
-    logged = runs.read_metrics(tmp_path)
+    logged = read_metrics(tmp_path)
     for name in (
         "condition_upper",
         "capacitance_condition",
@@ -168,7 +169,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, make_net, make_trainer, d
     def trainer(folder, *more):
         callbacks = [*runs.callbacks(folder, 0)[1:], GradientFilter(), CovarianceMonitor(), *more]
         phases = Phases([Phase(0, rank=0), Phase(7, rank=4)])
-        return make_trainer(15, phases, *callbacks, enable_checkpointing=True)
+        return make_trainer(15, phases, *callbacks, enable_checkpointing=True, plugins=[checkpoints.CheckpointFiles()])
 
     class Stop(L.pytorch.Callback):
         def on_train_batch_start(self, trainer, *_):
@@ -181,8 +182,9 @@ def test_stopped_and_resumed_is_as_never_stopped(name, make_net, make_trainer, d
         trainer(tmp_path / "parts", Stop()).fit(parts, datamodule=data)
     torch.manual_seed(99)  # the noise of a new process
     resumed = build()
-    checkpoint = runs.checkpoint(tmp_path / "parts")
-    trainer(tmp_path / "parts").fit(resumed, datamodule=data, ckpt_path=checkpoint, weights_only=False)
+    found = checkpoints.newest(tmp_path / "parts")
+    assert found.path.name == "last.ckpt"
+    trainer(tmp_path / "parts").fit(resumed, datamodule=data, ckpt_path=found.path)
     for (key, wanted), got in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
         assert torch.equal(wanted, got) if isinstance(wanted, torch.Tensor) else wanted == got, key
 

@@ -61,7 +61,10 @@ UQ_MAY_IMPORT = {
     "bayes.laplace": {"bayes.base", "data.batch", "heads", "nets"},
     "bayes.swag": {"bayes.base", "heads", "nets"},
     "bayes.variational": {"bayes.base", "heads", "nets"},
-    "cli": {"demo", "evaluate", "heads", "plots", "predict", "runs", "settings"},
+    "checkpoints": {"extra", "storage"},
+    "cli": {
+        *("checkpoints", "demo", "evaluate", "heads", "metrics", "plots", "predict", "runs", "settings", "storage"),
+    },
     "data": {"data.batch", "data.digits", "data.idx"},
     "data.batch": set(),
     "data.celeba": {"data.files", "data.pictures", "data.task"},
@@ -84,7 +87,7 @@ UQ_MAY_IMPORT = {
     "data.table": {"data.batch", "data.task"},
     "data.task": {"data.batch", "data.files", "data.order", "extra", "styles"},
     "demo": {
-        *("demo_report", "evaluate", "extra", "heads", "plots", "predict", "runs", "settings"),
+        *("demo_report", "evaluate", "extra", "heads", "metrics", "plots", "predict", "runs", "settings"),
     },
     "demo_report": {"evaluate", "plots"},
     "evaluate": {
@@ -101,6 +104,8 @@ UQ_MAY_IMPORT = {
     "evaluate.tables": {"evaluate.region_sum", "evaluate.rows"},
     "extra": set(),
     "heads": set(),
+    "lock": set(),
+    "metrics": {"extra", "storage"},
     "module": {"bayes.base", "data.batch", "extra", "heads", "nets", "objectives"},
     "monitors": {"extra", "heads", "module"},
     "nets": {"heads"},
@@ -109,8 +114,9 @@ UQ_MAY_IMPORT = {
     "phases": {"extra", "heads", "module"},
     "plots": {"data.batch", "styles"},
     "predict": {"bayes", "data.batch", "data.task", "module", "plots"},
-    "runs": {"data.order", "extra"},
-    "settings": {"extra", "module", "runs"},
+    "runs": {"checkpoints", "data.order", "extra", "lock", "metrics", "storage"},
+    "settings": {"checkpoints", "extra", "metrics", "module", "runs"},
+    "storage": set(),
     "styles": set(),
 }
 # What it may import from outside beside torch and lrd_kernels: lightning in one place, others where they are used.

@@ -38,6 +38,8 @@ class ResumableBatchSampler(Sampler[list[int]]):
     ) -> None:
         if not processes <= batch <= items:
             raise ValueError(f"batch must be from {processes} to the number of training items, {items}; got {batch}")
+        if steps is not None and steps < 1:
+            raise ValueError(f"steps_per_epoch must be at least 1; got {steps}")
         self.items, self.batch, self.seed = items, batch, seed
         self.position, self.process, self.processes = position, process, processes
         self.steps = items // batch if steps is None else steps
