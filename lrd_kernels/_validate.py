@@ -17,12 +17,19 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class NotPositiveDefiniteError(torch.linalg.LinAlgError, ValueError):
-    """The covariance is not positive definite in any precision: see `index`, `smallest_diag` and `condition`.
+    """Raised if a covariance is not positive definite in any precision. It is a `torch.linalg.LinAlgError`, too.
 
     Attributes:
         index: index of the first invalid entry in its tensor, or None if every entry is valid.
         smallest_diag: the smallest entry of the diagonal.
         condition: an upper estimate of the condition number of the capacitance matrix; NaN if it is undefined.
+
+    Examples:
+        >>> try:
+        ...     lrd.logdet(torch.ones(3, 1), torch.tensor([1.0, -1.0, 1.0]))
+        ... except lrd.NotPositiveDefiniteError as error:
+        ...     print(error.index, error.smallest_diag)
+        (1,) -1.0
     """
 
     def __init__(self, message: str, index: tuple[int, ...] | None, smallest_diag: float, condition: float) -> None:
