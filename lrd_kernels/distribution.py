@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 from torch.distributions import LowRankMultivariateNormal as TorchLowRankMultivariateNormal
 from torch.distributions.utils import lazy_property
 
-from lrd_kernels import functional, reference, sampling
+from lrd_kernels import _validate, functional, reference, sampling
 from lrd_kernels._methods import Operations, covariance_of
 from lrd_kernels._policy import LOG_2PI
 from lrd_kernels.autograd.forward import Factorisation
@@ -235,25 +235,32 @@ def _factorisation(self: Any) -> Factorisation:
 
 
 def _checked_batch_shape(loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> torch.Size:
-    """Returns the broadcast batch shape, or raises the same errors as torch."""
+    """Returns the broadcast batch shape, or raises the errors of torch, with what to do about them."""
+    for name, tensor in (("loc", loc), ("cov_factor", cov_factor), ("cov_diag", cov_diag)):
+        _validate.is_tensor(name, tensor)
     if loc.dim() < 1:
         raise ValueError("loc must be at least one-dimensional.")
     if cov_factor.dim() < 2:
         raise ValueError("cov_factor must be at least two-dimensional, with optional leading batch dimensions")
     if cov_factor.shape[-2] != loc.shape[-1]:
+        hint = _validate.vector_hint("loc", loc, cov_factor.shape[-2])
+        if cov_factor.shape[-1] == loc.shape[-1]:
+            hint = " (if it is [..., R, S], pass cov_factor.mT)"
         raise ValueError(
             f"cov_factor must be a batch of matrices with shape {loc.shape[-1]} x m; got {tuple(cov_factor.shape)}"
+            f" with loc {tuple(loc.shape)}{hint}"
         )
     if cov_diag.shape[-1:] != loc.shape[-1:]:
         raise ValueError(
             f"cov_diag must be a batch of vectors with shape {tuple(loc.shape[-1:])}; got {tuple(cov_diag.shape)}"
+            f"{_validate.vector_hint('cov_diag', cov_diag, loc.shape[-1])}"
         )
     try:
         return torch.broadcast_shapes(loc.shape[:-1], cov_factor.shape[:-2], cov_diag.shape[:-1])
     except RuntimeError:
         raise ValueError(
             f"Incompatible batch shapes: loc {tuple(loc.shape)}, cov_factor {tuple(cov_factor.shape)},"
-            f" cov_diag {tuple(cov_diag.shape)}"
+            f" cov_diag {tuple(cov_diag.shape)}{_validate.matrix_hint('cov_diag', cov_diag)}"
         ) from None
 
 

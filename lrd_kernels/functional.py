@@ -390,7 +390,7 @@ def terms(
     error messages. A distribution passes its `factorisation`, which outlives the call.
     """
     mask, precision, on_failure, backend, eps = options
-    _validate.gaussian(cov_factor, cov_diag, mask, **vectors)
+    _validate.gaussian(cov_factor, cov_diag, mask, diag_name="cov_diag" if eps is None else "raw_diag", **vectors)
     _validate.options(precision, on_failure)
     value, loc = (*vectors.values(), None, None)[:2]
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
