@@ -31,6 +31,7 @@ NO_EXAMPLE = {
     "Calibration": "shown by calibration",
     "Difference": "shown by paired",
     "Evaluation": "shown by evaluate",
+    "Losses": "shown by Objective",
     "Row": "shown by table",
     "collect": "a step of evaluate",
     "SemidefiniteNormal.log_prob": "only raises",
