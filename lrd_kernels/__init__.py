@@ -3,14 +3,13 @@
 A Gaussian has a mean `loc` [..., S], a factor `cov_factor` [..., S, R] and a diagonal `cov_diag` [..., S]. Its
 covariance is `diag(cov_diag) + cov_factor cov_factor^T`: S x S numbers, described by S (R + 1) and never formed.
 
-Three lines to try: a Gaussian over 10,000 outputs, the density of a sample, and the error bar of the sum of all.
+Three lines to try: a Gaussian over 10,000 outputs, the density of a sample, and the error bar of the sum of all. They
+and all examples of this package assume `import torch` and `import lrd_kernels as lrd`.
 
     >>> d = lrd.LowRankMultivariateNormal(torch.zeros(10_000), 0.1 * torch.ones(10_000, 4), torch.ones(10_000))
     >>> log_density = d.log_prob(d.sample())
     >>> d.aggregate(torch.ones(1, 10_000)).stddev
     tensor([2002.4984])
-
-The examples of this package assume `import torch` and `import lrd_kernels as lrd`.
 
 What is here:
     distributions: LowRankMultivariateNormal, with methods to sample, condition, aggregate, truncate and look at it;
@@ -19,7 +18,8 @@ What is here:
     densities: log_prob, nll_loss (the loss of a network), mahalanobis, logdet, entropy, mixture_log_prob.
     linear algebra: solve, matvec, capacitance_cholesky, truncate. Samples: rsample.
     training: positive_diag for a network's raw diagonal, filter_gradients for steps with invalid gradients.
-    diagnostics: diagnose, condition_bounds, capacitance_condition, extreme_eigenvalues.
+    diagnostics: diagnose (returns a Diagnosis to print), condition_bounds, capacitance_condition, extreme_eigenvalues
+        (returns ExtremeEigenvalues).
     swap: patch_torch puts the kernels into torch's own class.
     machine: backends, use_backend, release_memory; on the command line, `python -m lrd_kernels.info` tests them.
     errors: NotPositiveDefiniteError.

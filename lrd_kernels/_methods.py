@@ -269,7 +269,7 @@ class Operations(Generic[Gaussian]):
         return root_of(factor.detach(), diag.detach())
 
     def quantile(self, q: float | Tensor) -> Tensor:
-        """Marginal quantiles of every output: [*q.shape, ..., S].
+        """Marginal quantiles of every output: `[*q.shape, ..., S]`.
 
             mu_i + sqrt(Sigma_ii) Phi^-1(q)
 

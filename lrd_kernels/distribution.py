@@ -20,7 +20,7 @@ from lrd_kernels.ops import dispatch
 
 __all__ = ["LowRankMultivariateNormal"]
 
-Own = TypeVar("Own", bound="LowRankMultivariateNormal")
+Self = TypeVar("Self", bound="LowRankMultivariateNormal")
 
 
 # `patch_torch` adds these methods to torch's class, so none of them may call `super()`.
@@ -71,7 +71,7 @@ class LowRankMultivariateNormal(Operations["LowRankMultivariateNormal"], TorchLo
         if self._validate_args and dispatch.may_inspect(cov_diag):
             _check_parameters(self, loc, cov_factor, cov_diag)
 
-    def expand(self: Own, batch_shape: Sequence[int], _instance: Any = None) -> Own:
+    def expand(self: Self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         """The same Gaussian with batch dimensions `batch_shape`. Nothing is copied or factorised again.
 
         Examples:
@@ -189,7 +189,7 @@ class LowRankMultivariateNormal(Operations["LowRankMultivariateNormal"], TorchLo
         return _terms(self, {}, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI)).expand(self._batch_shape)
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size(), **options: Any) -> Tensor:
-        """Samples that are differentiable in loc, cov_factor and cov_diag: shape [*sample_shape, ..., S].
+        """Samples that are differentiable in loc, cov_factor and cov_diag: shape `[*sample_shape, ..., S]`.
 
             y = mu + P xi + sqrt(D) * eta,    xi ~ N(0, I_R),    eta ~ N(0, I_S)
 
@@ -203,7 +203,7 @@ class LowRankMultivariateNormal(Operations["LowRankMultivariateNormal"], TorchLo
         return sampling.rsample(self.loc, *covariance_of(self), torch.Size(sample_shape), **options)
 
     def sample(self, sample_shape: Sequence[int] = torch.Size(), **options: Any) -> Tensor:
-        """Samples without gradients, with the options of `rsample`: shape [*sample_shape, ..., S].
+        """Samples without gradients, with the options of `rsample`: shape `[*sample_shape, ..., S]`.
 
         Examples:
             >>> d = lrd.LowRankMultivariateNormal(torch.zeros(3), torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3))

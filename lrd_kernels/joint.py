@@ -26,7 +26,7 @@ from lrd_kernels.ops.views import is_rank_major
 
 __all__ = ["JointAccumulator", "JointNormal", "SemidefiniteNormal", "joint"]
 
-Own = TypeVar("Own", bound="JointNormal")
+Self = TypeVar("Self", bound="JointNormal")
 
 
 class SemidefiniteNormal(LowRankMultivariateNormal):
@@ -110,7 +110,7 @@ class JointNormal(LowRankMultivariateNormal):
             raise ValueError("this joint was created with parts=False: it has neither .aleatoric nor .epistemic")
         return self._parts
 
-    def expand(self: Own, batch_shape: Sequence[int], _instance: Any = None) -> Own:
+    def expand(self: Self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         """The same Gaussian and parts with batch dimensions `batch_shape`. Nothing is copied.
 
         Examples:

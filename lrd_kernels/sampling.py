@@ -24,7 +24,7 @@ def rsample(
     noise: tuple[Tensor, Tensor] | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Reparameterised samples, differentiable in all parameters: shape [*sample_shape, ..., S].
+    """Reparameterised samples, differentiable in all parameters: shape `[*sample_shape, ..., S]`.
 
         y = mu + P xi + sqrt(D) * eta,    xi ~ N(0, I_R),    eta ~ N(0, I_S)
 
@@ -34,9 +34,9 @@ def rsample(
     Args:
         antithetic: if True, the second half of the samples mirrors the first half about the mean; the number of samples
             must be even.
-        noise: standard normal numbers to use instead of new ones, for the columns [*sample_shape, ..., R] and for the
-            outputs [*sample_shape, ..., S]. Samples of two Gaussians with the same noise differ only because of the
-            parameters.
+        noise: standard normal numbers to use instead of new ones, for the columns `[*sample_shape, ..., R]` and for
+            the outputs `[*sample_shape, ..., S]`. Samples of two Gaussians with the same noise differ only because of
+            the parameters.
         mask: bool [..., S], True for the outputs to sample; the others are set to the mean.
 
     Raises:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -32,6 +33,10 @@ def test_a_name_like_no_other_is_sent_to_the_list():
         _ = lrd.zzzzzz
     with pytest.raises(ImportError, match="cannot import name 'logprob'"):
         from lrd_kernels import logprob  # noqa: F401
+
+
+def test_the_map_in_the_module_docstring_is_complete():
+    assert set(lrd.__all__) <= set(re.findall(r"\w+", lrd.__doc__))
 
 
 def test_missing_names_are_missing():
