@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any, NoReturn
 
@@ -17,12 +18,19 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class NotPositiveDefiniteError(torch.linalg.LinAlgError, ValueError):
-    """The covariance is not positive definite in any precision: see `index`, `smallest_diag` and `condition`.
+    """Raised if a covariance is not positive definite in any precision. It is a `torch.linalg.LinAlgError`, too.
 
     Attributes:
         index: index of the first invalid entry in its tensor, or None if every entry is valid.
         smallest_diag: the smallest entry of the diagonal.
         condition: an upper estimate of the condition number of the capacitance matrix; NaN if it is undefined.
+
+    Examples:
+        >>> try:
+        ...     lrd.logdet(torch.ones(3, 1), torch.tensor([1.0, -1.0, 1.0]))
+        ... except lrd.NotPositiveDefiniteError as error:
+        ...     print(error.index, error.smallest_diag)
+        (1,) -1.0
     """
 
     def __init__(self, message: str, index: tuple[int, ...] | None, smallest_diag: float, condition: float) -> None:
@@ -44,9 +52,10 @@ def options(precision: str, on_failure: str) -> None:
 
 
 def floating(name: str, tensor: Any) -> None:
-    _is_tensor(name, tensor)
+    is_tensor(name, tensor)
     if tensor.dtype not in DTYPES:
-        raise TypeError(f"{name} must be float32, float64, bfloat16 or float16; got {tensor.dtype}")
+        cast = "" if tensor.is_complex() else f" (cast it: {name}.float())"
+        raise TypeError(f"{name} must be float32, float64, bfloat16 or float16; got {tensor.dtype}{cast}")
 
 
 def non_negative(name: str, value: Any) -> None:
@@ -63,14 +72,22 @@ def positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1; got {value}")
 
 
-def gaussian(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = None, **vectors: Tensor) -> None:
+def gaussian(
+    cov_factor: Tensor,
+    cov_diag: Tensor,
+    mask: Tensor | None = None,
+    *,
+    diag_name: str = "cov_diag",
+    **vectors: Tensor,
+) -> None:
     """Checks types, dtypes, devices and shapes of a call. `vectors` are the [..., S] arguments by name."""
     floating("cov_factor", cov_factor)
     if cov_factor.dim() < 2:
-        raise ValueError(f"cov_factor must have shape [..., S, R]; got {_shape(cov_factor)}")
+        hint = " (a single column is cov_factor[:, None])" if cov_factor.dim() else ""
+        raise ValueError(f"cov_factor must have shape [..., S, R]; got {_shape(cov_factor)}{hint}")
     S = cov_factor.shape[-2]
     batch: tuple[int, ...] = cov_factor.shape[:-2]
-    for name, tensor in (("cov_diag", cov_diag), *vectors.items()):
+    for name, tensor in ((diag_name, cov_diag), *vectors.items()):
         _vector(name, tensor, S, cov_factor)
         if tensor.dtype != cov_factor.dtype:
             raise TypeError(
@@ -81,25 +98,53 @@ def gaussian(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = None, *
     if mask is not None:
         _vector("mask", mask, S, cov_factor)
         if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool, True where an output exists; got {mask.dtype}")
+            raise TypeError(f"mask must be bool, True where an output exists; got {mask.dtype} (cast it: mask.bool())")
         _broadcast(batch, mask.shape[:-1], "mask", mask, cov_factor)
 
 
-def _is_tensor(name: str, tensor: Any) -> None:
+def is_tensor(name: str, tensor: Any) -> None:
+    """Checks that an argument is a dense tensor."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor; got {type(tensor).__name__}")
+        hint = f" (convert it: torch.as_tensor({name}))" if type(tensor).__module__ == "numpy" else ""
+        hint = f" (convert it: torch.tensor({name}))" if isinstance(tensor, (list, tuple, int, float)) else hint
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(tensor).__name__}{hint}")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense (strided) tensor; got layout {tensor.layout}")
 
 
 def _vector(name: str, tensor: Any, S: int, cov_factor: Tensor) -> None:
-    _is_tensor(name, tensor)
+    is_tensor(name, tensor)
     if tensor.dim() < 1 or tensor.shape[-1] != S:
+        hint = vector_hint(name, tensor, S)
+        if not hint and tensor.shape[-1] == cov_factor.shape[-1]:
+            hint = " (if cov_factor is [..., R, S], pass cov_factor.mT)"
         raise ValueError(
             f"{name} must have shape [..., S] with S = {S}, as in cov_factor {_shape(cov_factor)}; got {_shape(tensor)}"
+            f"{hint}"
         )
     if tensor.device != cov_factor.device:
-        raise ValueError(f"{name} must be on cov_factor's device {cov_factor.device}; got {tensor.device}")
+        raise ValueError(
+            f"{name} must be on cov_factor's device {cov_factor.device}; got {tensor.device}"
+            f" (move it: {name}.to({str(cov_factor.device)!r}))"
+        )
+
+
+def matrix_hint(name: str, tensor: Tensor) -> str:
+    """What to do about a diagonal matrix in the place of its diagonal."""
+    is_matrix = name == "cov_diag" and tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2]
+    return " (of a diagonal matrix, pass cov_diag.diagonal(dim1=-2, dim2=-1))" if is_matrix else ""
+
+
+def vector_hint(name: str, tensor: Tensor, S: int) -> str:
+    """What to do about a tensor that should be [..., S], if its shape tells."""
+    if tensor.dim() == 0:
+        return f" (for the same number for all outputs, pass {name}.expand({S}))"
+    if tensor.dim() > 1 and tensor.shape[-2:] == (S, 1):
+        return f" (drop the last dimension: {name}.squeeze(-1))"
+    for count in range(2, tensor.dim() + 1):
+        if math.prod(tensor.shape[-count:]) == S:
+            return f" (flatten the dimensions of the outputs: {name}.flatten(-{count}))"
+    return ""
 
 
 def _broadcast(
@@ -112,7 +157,7 @@ def _broadcast(
     except RuntimeError:
         raise ValueError(
             f"batch dimensions of {name} {_shape(tensor)} do not broadcast with those of the arguments before it:"
-            f" {tuple(batch)} (cov_factor is {_shape(cov_factor)})"
+            f" {tuple(batch)} (cov_factor is {_shape(cov_factor)}){matrix_hint(name, tensor)}"
         ) from None
 
 

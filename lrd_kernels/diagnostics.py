@@ -40,6 +40,13 @@ def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | Non
 
     |P| is the spectral norm of P, computed from its R x R Gram matrix, and lambda_k(D) is the k-th smallest entry of D.
     If S <= R, there is no lambda_{R+1}(D); the smallest of all of Weyl's bounds on lambda_1(Sigma) is used instead.
+    P is `cov_factor` [..., S, R], D is `cov_diag` [..., S]; outputs where `mask` [..., S] is False count for nothing.
+    Raises ValueError for wrong shapes, and TypeError for wrong types and dtypes.
+
+    Examples:
+        >>> lower, upper = lrd.condition_bounds(torch.ones(3, 1), torch.ones(3))
+        >>> lower, upper  # the eigenvalues are 1, 1 and 4
+        (tensor(4., dtype=torch.float64), tensor(4., dtype=torch.float64))
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
     spectrum = _eigenvalues(capacitance.gram(cov_factor, None, mask))
@@ -53,8 +60,15 @@ def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | Non
 def capacitance_condition(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Condition number of the capacitance matrix `I + P^T D^-1 P`, [...] in float64.
 
-    It is computed from the singular values of the Cholesky factor. From 1e14 on, where that factor is not accurate
-    enough, the factor comes from a QR decomposition.
+    P is `cov_factor` [..., S, R], D is `cov_diag` [..., S]; outputs where `mask` [..., S] is False count for nothing.
+    docs/safety.md says what it means for accuracy. It is computed from the singular values of
+    the Cholesky factor. From 1e14 on, where that factor is not accurate enough, the factor comes from a QR
+    decomposition. Raises ValueError for wrong shapes, and TypeError for wrong types and dtypes.
+
+    Examples:
+        >>> P, D = torch.tensor([[3.0, 0.0], [0.0, 0.0]]), torch.ones(2)
+        >>> print(f"{lrd.capacitance_condition(P, D):.3f}")  # of diag(10, 1)
+        10.000
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
     return _condition(capacitance.gram(cov_factor, cov_diag, mask), cov_factor, cov_diag, mask)
@@ -63,19 +77,32 @@ def capacitance_condition(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor 
 class ExtremeEigenvalues(NamedTuple):
     """The smallest and largest eigenvalue of Sigma, each [...] in float64.
 
-    A residual is relative: an eigenvalue of Sigma lies within `residual * value` of the value given.
+    The result of `extreme_eigenvalues`.
+
+    Attributes:
+        smallest: [...]
+        largest: [...]
+        smallest_residual: [...]; an eigenvalue of Sigma lies within `smallest_residual * smallest` of `smallest`.
+        largest_residual: [...], likewise.
+        converged: bool [...], whether both residuals are within the tolerance.
+        iterations: int64 [...], the total number of products with Sigma and of solves.
+
+    Examples:
+        >>> found = lrd.extreme_eigenvalues(torch.ones(3, 1), torch.ones(3))
+        >>> print(f"{found.smallest:.3f} {found.largest:.3f} {found.condition:.3f}")
+        1.000 4.000 4.000
     """
 
     smallest: Tensor
     largest: Tensor
     smallest_residual: Tensor
     largest_residual: Tensor
-    converged: Tensor  # bool: both residuals are within the tolerance
-    iterations: Tensor  # total number of products with Sigma and solves
+    converged: Tensor
+    iterations: Tensor
 
     @property
     def condition(self) -> Tensor:
-        """Condition number of Sigma."""
+        """Condition number of Sigma, `largest / smallest`: [...]."""
         return self.largest / self.smallest
 
 
@@ -83,7 +110,12 @@ class ExtremeEigenvalues(NamedTuple):
 def extreme_eigenvalues(
     cov_factor: Tensor, cov_diag: Tensor, *, tol: float = 1e-6, max_iter: int = 500, method: str = "lanczos"
 ) -> ExtremeEigenvalues:
-    """Smallest and largest eigenvalue of Sigma, by iteration in float64, one batch item at a time.
+    """Smallest and largest eigenvalue of Sigma, each [...], by iteration in float64, one batch item at a time.
+
+        Sigma v = lambda v,    Sigma = diag(cov_diag) + cov_factor cov_factor^T
+
+    `cov_factor` is [..., S, R] and `cov_diag` is [..., S]. Iterations that do not converge give a result, too: look at
+    `converged`.
 
     Args:
         tol: largest relative residual of a converged eigenvalue.
@@ -92,6 +124,15 @@ def extreme_eigenvalues(
             the smallest diagonal entry, which is itself just below the smallest eigenvalue. "power" is plain power
             iteration on Sigma and Sigma^-1; the smallest eigenvalue may take thousands of steps, because the
             neighbouring eigenvalues are close to it.
+
+    Raises:
+        ValueError: if a shape, a limit or the method is wrong.
+        TypeError: for wrong types and dtypes.
+
+    Examples:
+        >>> found = lrd.extreme_eigenvalues(torch.ones(3, 1), torch.ones(3))
+        >>> print(f"{found.largest:.3f}", found.converged.item())
+        4.000 True
     """
     _validate.gaussian(cov_factor, cov_diag)
     _validate.non_negative("tol", tol)
@@ -111,20 +152,40 @@ def extreme_eigenvalues(
 
 
 class Diagnosis(NamedTuple):
-    """The result of `diagnose`. Batch dimensions come first; all tensors except the counts are float64."""
+    """The numerical health of a covariance, the result of `diagnose`. All tensors but `bad_entries` are float64.
+
+    Attributes:
+        outputs: S
+        rank: R
+        condition_lower: [...], lower bound on the condition number of Sigma; see `condition_bounds`.
+        condition_upper: [...], upper bound on it.
+        capacitance_condition: [...], the condition number of `I + P^T D^-1 P`.
+        floor: [...], eps, or the smallest diagonal entry if eps is None.
+        share_at_floor: [...], the share of diagonal entries up to 1.01 times the floor.
+        largest_leverage: [...], the largest of `h_i = (P C^-1 P^T)_ii / D_i` over outputs, with C the capacitance
+            matrix; 1 if the low-rank part explains an output completely.
+        spectrum: [..., R], the eigenvalues of `P P^T`, in descending order.
+        effective_rank: [...], exp of the entropy of the normalised spectrum.
+        diag_quantiles: [..., 7], quantiles of D at 0, 1, 10, 50, 90, 99 and 100 %.
+        bad_entries: int64 [...], the number of non-finite entries of P or D and of non-positive entries of D.
+
+    Examples:
+        >>> lrd.diagnose(torch.ones(3, 1), torch.ones(3)).effective_rank
+        tensor(1., dtype=torch.float64)
+    """
 
     outputs: int
     rank: int
-    condition_lower: Tensor  # [...] bounds on the condition number of Sigma
+    condition_lower: Tensor
     condition_upper: Tensor
-    capacitance_condition: Tensor  # [...]
-    floor: Tensor  # [...] eps, or the smallest diagonal entry if eps is None
-    share_at_floor: Tensor  # [...] share of diagonal entries up to 1.01 times the floor
-    largest_leverage: Tensor  # [...] over outputs; 1 if the low-rank part explains an output completely
-    spectrum: Tensor  # [..., R] eigenvalues of P P^T, in descending order
-    effective_rank: Tensor  # [...] exp of the entropy of the normalised spectrum
-    diag_quantiles: Tensor  # [..., 7] quantiles of D at 0, 1, 10, 50, 90, 99 and 100 %
-    bad_entries: Tensor  # [...] int64: number of non-finite entries of P or D, and non-positive entries of D
+    capacitance_condition: Tensor
+    floor: Tensor
+    share_at_floor: Tensor
+    largest_leverage: Tensor
+    spectrum: Tensor
+    effective_rank: Tensor
+    diag_quantiles: Tensor
+    bad_entries: Tensor
 
     @property
     def verdict(self) -> str:
@@ -139,8 +200,21 @@ class Diagnosis(NamedTuple):
 def diagnose(cov_factor: Tensor, cov_diag: Tensor, eps: float | None = None) -> Diagnosis:
     """Diagnoses the numerical health of a covariance, at less than the cost of a training step. Print the result.
 
+    `cov_factor` P is [..., S, R] and `cov_diag` D is [..., S]; the result has a number for each batch item [...] and a
+    verdict on the worst one. It looks at the condition of `Sigma = diag(D) + P P^T` and of `I + P^T D^-1 P`, at the
+    spectrum of `P P^T` and at the distribution of D.
+
     Args:
         eps: the floor (lower bound) of the diagonal, as in `positive_diag` (default: the smallest diagonal entry).
+
+    Raises:
+        ValueError: if a shape is wrong, or if eps is negative or not finite.
+        TypeError: for wrong types and dtypes.
+
+    Examples:
+        >>> health = lrd.diagnose(torch.ones(1000, 2), torch.full((1000,), 0.5), eps=0.01)
+        >>> print(health.verdict)
+        Healthy.
     """
     _validate.gaussian(cov_factor, cov_diag)
     if eps is not None:

@@ -23,7 +23,6 @@ Common arguments:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,7 +49,6 @@ __all__ = [
     "matvec",
     "nll_loss",
     "positive_diag",
-    "rsample",
     "solve",
 ]
 
@@ -76,7 +74,30 @@ def log_prob(
     on_failure: str = "raise",
     backend: str | None = None,
 ) -> Tensor:
-    """Log-density of `value` [..., S] under the Gaussian with mean `loc` [..., S]: shape [...]."""
+    """Log-density of `value` [..., S] under the Gaussian with mean `loc` [..., S]: shape [...].
+
+        log p(y) = -1/2 ((y - mu)^T Sigma^-1 (y - mu) + log det Sigma + S log 2 pi),    Sigma = diag(D) + P P^T
+
+    y is `value`, mu is `loc`, P is `cov_factor` [..., S, R] and D is `cov_diag` [..., S].
+
+    Args:
+        mask: bool [..., S], True where an output exists. The others count for nothing and may hold NaN.
+        precision: "auto", "float64", "float32" or "qr", the arithmetic; docs/choosing.md says when to change it.
+        on_failure: "raise", or "nan" for NaN in the invalid batch items only.
+        backend: a name from `backends()`, or None for the best one.
+
+    Raises:
+        ValueError: if a shape or an option is wrong, or if `value` or `loc` is not finite.
+        TypeError: if an argument is not a tensor, or if dtypes differ.
+        NotPositiveDefiniteError: if `cov_factor` is not finite, or `cov_diag` is not positive and finite.
+
+    Examples:
+        >>> loc, P, D = torch.zeros(3), torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3)
+        >>> lrd.log_prob(torch.zeros(3), loc, P, D)
+        tensor(-3.3061)
+        >>> lrd.log_prob(torch.zeros(5, 3), loc, P, D).shape
+        torch.Size([5])
+    """
     vectors = {"value": value, "loc": loc}
     options = Options(mask, precision, on_failure, backend)
     return terms(vectors, cov_factor, cov_diag, options, maha=-0.5, logdet=-0.5, per_output=-0.5 * LOG_2PI)
@@ -92,7 +113,19 @@ def mahalanobis(
     on_failure: str = "raise",
     backend: str | None = None,
 ) -> Tensor:
-    """The squared distance `diff^T Sigma^-1 diff` of `diff` [..., S]: shape [...]."""
+    """The squared Mahalanobis distance of `diff` [..., S], such as `value - loc`: shape [...].
+
+        M = diff^T Sigma^-1 diff,    Sigma = diag(cov_diag) + cov_factor cov_factor^T
+
+    `cov_factor` is [..., S, R], `cov_diag` is [..., S]. Outputs where `mask` [..., S] is False count for nothing.
+    `precision`, `on_failure` and `backend` choose the arithmetic, what happens to invalid numbers, and who computes:
+    see `log_prob`, which raises the same errors.
+
+    Examples:
+        >>> P, D = torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3)
+        >>> lrd.mahalanobis(torch.ones(3), P, D)
+        tensor(1.6667)
+    """
     options = Options(mask, precision, on_failure, backend)
     return terms({"diff": diff}, cov_factor, cov_diag, options, maha=1.0, logdet=0.0)
 
@@ -106,7 +139,19 @@ def logdet(
     on_failure: str = "raise",
     backend: str | None = None,
 ) -> Tensor:
-    """Log-determinant of Sigma, or of its unmasked part if there is a mask: shape [...]."""
+    """Log-determinant of the covariance, or of its unmasked part if there is a mask: shape [...].
+
+        log det Sigma = log det(I + P^T D^-1 P) + sum_i log D_i
+
+    P is `cov_factor` [..., S, R] and D is `cov_diag` [..., S]. Outputs where `mask` [..., S] is False count for
+    nothing. `precision`, `on_failure` and `backend` choose the arithmetic, what happens to invalid numbers, and who
+    computes: see `log_prob`, which raises the same errors.
+
+    Examples:
+        >>> P, D = torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3)
+        >>> lrd.logdet(P, D)  # the covariance is [[2, 1, 0], [1, 2, 0], [0, 0, 1]]
+        tensor(1.0986)
+    """
     options = Options(mask, precision, on_failure, backend)
     return terms({}, cov_factor, cov_diag, options, maha=0.0, logdet=1.0)
 
@@ -120,7 +165,19 @@ def entropy(
     on_failure: str = "raise",
     backend: str | None = None,
 ) -> Tensor:
-    """Differential entropy in nats: shape [...]."""
+    """Differential entropy of the Gaussian in nats: shape [...].
+
+        H = 1/2 (log det Sigma + S (1 + log 2 pi)),    Sigma = diag(cov_diag) + cov_factor cov_factor^T
+
+    `cov_factor` is [..., S, R], `cov_diag` is [..., S]. S counts the outputs where `mask` [..., S] is True, or all of
+    them. `precision`, `on_failure` and `backend` choose the arithmetic, what happens to invalid numbers, and who
+    computes: see `log_prob`, which raises the same errors.
+
+    Examples:
+        >>> P, D = torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3)
+        >>> lrd.entropy(P, D)
+        tensor(4.8061)
+    """
     options = Options(mask, precision, on_failure, backend)
     return terms({}, cov_factor, cov_diag, options, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI))
 
@@ -140,13 +197,25 @@ def nll_loss(
     on_failure: str = "raise",
     backend: str | None = None,
 ) -> Tensor:
-    """Negative log-density of `target` [..., S] per (unmasked) output, with diagonal `positive_diag(raw_diag, eps)`.
+    """Training loss of a network: the negative log-density of `target` [..., S] per (unmasked) output.
+
+        loss = -log N(target; mean, diag(D) + P P^T) / S,    D = eps + exp(raw_diag)
+
+    `mean` and `raw_diag` are [..., S], and P is `cov_factor` [..., S, R]; pass a network's [..., R, S] as `.mT`, which
+    copies nothing. The result is a scalar, or [...] with `reduction="none"`. Outputs where `mask` [..., S] is False
+    count for nothing. `precision`, `on_failure` and `backend` choose the arithmetic, what happens to invalid numbers,
+    and who computes: see `log_prob`, which raises the same errors.
 
     Args:
         eps: lower bound on the variance. The kernels compute `D = eps + exp(raw_diag)` without a temporary.
         eps_std: lower bound on the standard deviation, used instead of eps: `eps = eps_std ** 2`.
         transform: "exp", or "softplus" for `D = eps + softplus(raw_diag)`, which needs a temporary of raw_diag's size.
         reduction: reduction over batch items: "mean", "sum", or "none" for shape [...].
+
+    Examples:
+        >>> mean, raw_diag, columns = torch.zeros(8, 100), torch.zeros(8, 100), torch.ones(8, 4, 100)
+        >>> lrd.nll_loss(mean, raw_diag, columns.mT, torch.zeros(8, 100), eps=0.01)
+        tensor(0.9538)
     """
     _validate.option("reduction", reduction, _validate.REDUCTIONS)
     floor = _floor(eps, eps_std)
@@ -175,6 +244,16 @@ def positive_diag(
         eps_std: lower bound on the standard deviation; its square is the lower bound on the variance. Exactly one of
             eps and eps_std must be given.
         transform: "exp", or "softplus" for `eps + log(1 + exp(raw))`, which grows linearly.
+
+    Returns:
+        A tensor with the shape and dtype of `raw`.
+
+    Raises:
+        ValueError: if not exactly one of eps and eps_std is given, or if it is negative or not finite.
+
+    Examples:
+        >>> lrd.positive_diag(torch.tensor([-100.0, 0.0]), eps=0.01)
+        tensor([0.0100, 1.0100])
     """
     _validate.floating("raw", raw)
     _validate.option("transform", transform, TRANSFORMS)
@@ -194,10 +273,20 @@ def capacitance_cholesky(
     precision: str = "auto",
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Lower Cholesky factor [..., R, R] of the capacitance `I + P^T D^-1 P`, and `info` [...].
+    """Lower Cholesky factor L [..., R, R] of the capacitance matrix, and `info` [...].
 
-    `info` is 0 for a valid batch item. It is 1, and the factor is NaN, if a number is not finite or the diagonal is not
-    positive. Such values do not raise an error.
+        L L^T = C = I + P^T D^-1 P
+
+    P is `cov_factor` [..., S, R] and D is `cov_diag` [..., S]; outputs where `mask` [..., S] is False count for
+    nothing. `info` is 0 for a valid batch item. It is 1, and the factor is NaN, if a number is not finite or the
+    diagonal is not positive. Such values do not raise an error; wrong shapes and dtypes do. `precision` is "auto",
+    "float64" or "float32", and `backend` is a name from `backends()`.
+
+    Examples:
+        >>> P, D = torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3)
+        >>> L, info = lrd.capacitance_cholesky(P, D)
+        >>> L, info.item()
+        (tensor([[1.7321]]), 0)
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
     _validate.option("precision", precision, OP_PRECISIONS)
@@ -217,7 +306,19 @@ def solve(
     on_failure: str = "raise",
     backend: str | None = None,
 ) -> Tensor:
-    """`Sigma^-1 rhs` for vectors `rhs` [..., S]: shape [..., S]."""
+    """Solves `Sigma x = rhs` for vectors `rhs` [..., S]: shape [..., S].
+
+        Sigma^-1 rhs = D^-1 rhs - D^-1 P (I + P^T D^-1 P)^-1 P^T D^-1 rhs
+
+    P is `cov_factor` [..., S, R] and D is `cov_diag` [..., S]. For several right-hand sides give them batch dimensions,
+    as [K, ..., S]. `precision`, `on_failure` and `backend` choose the arithmetic, what happens to invalid numbers, and
+    who computes: see `log_prob`, which raises the same errors.
+
+    Examples:
+        >>> P, D = torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3)
+        >>> lrd.solve(torch.ones(3), P, D)
+        tensor([0.3333, 0.3333, 1.0000])
+    """
     _validate.gaussian(cov_factor, cov_diag, rhs=rhs)
     _validate.options(precision, on_failure)
     chosen = dispatch.choose(backend, cov_factor.device.type)
@@ -233,7 +334,18 @@ def solve(
 
 
 def matvec(vec: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
-    """`Sigma vec` for vectors `vec` [..., S]: shape [..., S]."""
+    """The product of the covariance with vectors `vec` [..., S]: shape [..., S].
+
+        Sigma vec = D * vec + P (P^T vec)
+
+    P is `cov_factor` [..., S, R] and D is `cov_diag` [..., S]. Raises ValueError for wrong shapes, and TypeError for
+    wrong types and dtypes; numbers are not checked.
+
+    Examples:
+        >>> P, D = torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3)
+        >>> lrd.matvec(torch.ones(3), P, D)
+        tensor([3., 3., 1.])
+    """
     _validate.gaussian(cov_factor, cov_diag, vec=vec)
     views = BatchViews(cov_factor, cov_diag, None, (vec,))
     P = views.factor(cov_factor)  # [F, S, R]
@@ -252,68 +364,6 @@ def latent_mean(diff: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
         x = reference.solve(diff, cov_factor, cov_diag)
         return products.project(cov_factor, x[..., None, :])[..., 0, :]
     return Solve.apply(diff, cov_factor, cov_diag, PRECISIONS["auto"], chosen)[1]
-
-
-def rsample(
-    loc: Tensor,
-    cov_factor: Tensor,
-    cov_diag: Tensor,
-    sample_shape: Sequence[int] = (),
-    *,
-    generator: torch.Generator | None = None,
-    antithetic: bool = False,
-    noise: tuple[Tensor, Tensor] | None = None,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """Reparameterised samples, differentiable in all parameters: shape [*sample_shape, ..., S].
-
-    Draws the same numbers as `torch.distributions.LowRankMultivariateNormal.rsample` from the same generator state.
-
-    Args:
-        antithetic: if True, the second half of the samples mirrors the first half about the mean; the number of samples
-            must be even.
-        noise: standard normal numbers to use instead of new ones, for the columns [*sample_shape, ..., R] and for the
-            outputs [*sample_shape, ..., S]. Samples of two Gaussians with the same noise differ only because of the
-            parameters.
-        mask: bool [..., S], True for the outputs to sample; the others are set to the mean.
-    """
-    _validate.gaussian(cov_factor, cov_diag, loc=loc)
-    batch_shape = torch.broadcast_shapes(loc.shape[:-1], cov_factor.shape[:-2], cov_diag.shape[:-1])
-    shape = (*sample_shape, *batch_shape)
-    noise_factor, noise_diag = _noise(
-        loc, cov_factor, shape, generator, tuple(sample_shape) if antithetic else False, noise
-    )
-    # All samples share the factor, so they become the rows of one product.
-    views = BatchViews(cov_factor, cov_diag, None, (noise_diag,))
-    P = _multipliable(views.factor(cov_factor))  # [F, S, R]
-    rows = _multipliable(views.rows(noise_factor))  # [F, K N, R]
-    wide = reference.result_dtype(loc.dtype)
-    result = loc + (views.from_rows(rows @ P.mT).to(wide) + cov_diag.to(wide).sqrt() * noise_diag)
-    return result.to(loc.dtype) if mask is None else torch.where(mask, result.to(loc.dtype), loc)
-
-
-def _noise(
-    loc: Tensor,
-    cov_factor: Tensor,
-    shape: tuple[int, ...],
-    generator: torch.Generator | None,
-    mirrored: Sequence[int] | bool,
-    given: tuple[Tensor, Tensor] | None,
-) -> Iterator[Tensor]:
-    """Standard normal numbers for the columns [*shape, R], then for the outputs [*shape, S]."""
-    sizes = (cov_factor.shape[-1], cov_factor.shape[-2])
-    if given is not None:
-        for tensor, size in zip(given, sizes, strict=True):
-            if tensor.shape != (*shape, size):
-                raise ValueError(f"noise must have shape {(*shape, size)}; got {tuple(tensor.shape)}")
-            yield tensor
-        return
-    if mirrored is not False and (not mirrored or shape[0] % 2):
-        raise ValueError(f"antithetic samples come in pairs: sample_shape must begin with an even number; got {shape}")
-    drawn = (shape[0] // 2, *shape[1:]) if mirrored else shape
-    for size in sizes:
-        numbers = torch.randn((*drawn, size), dtype=loc.dtype, device=loc.device, generator=generator)
-        yield torch.cat([numbers, -numbers]) if mirrored else numbers
 
 
 def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
@@ -341,7 +391,7 @@ def terms(
     error messages. A distribution passes its `factorisation`, which outlives the call.
     """
     mask, precision, on_failure, backend, eps = options
-    _validate.gaussian(cov_factor, cov_diag, mask, **vectors)
+    _validate.gaussian(cov_factor, cov_diag, mask, diag_name="cov_diag" if eps is None else "raw_diag", **vectors)
     _validate.options(precision, on_failure)
     value, loc = (*vectors.values(), None, None)[:2]
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
@@ -374,8 +424,3 @@ def _floor(eps: float, eps_std: float | None) -> float:
     name, value = ("eps", eps) if eps_std is None else ("eps_std", eps_std)
     _validate.non_negative(name, value)
     return float(value if eps_std is None else value * value)
-
-
-def _multipliable(matrix: Tensor) -> Tensor:
-    """Widens half-precision matrices on the CPU, where their products lose accuracy or, on some machines, trap."""
-    return matrix.float() if matrix.device.type == "cpu" and matrix.dtype.itemsize == 2 else matrix

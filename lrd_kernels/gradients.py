@@ -21,12 +21,22 @@ def filter_gradients(parameters: Tensor | Iterable[Tensor], mode: str = "zero") 
     One non-finite number invalidates the whole step, so all gradients of the step are dropped.
 
     Args:
+        parameters: the parameters of a model, of any shapes, or one of them. Those without a gradient are ignored.
         mode: "zero" sets the gradients to zero; the optimizer still applies momentum and weight decay. "skip" sets the
             gradients to None; torch's optimizers then change neither the parameters nor their own state.
 
     Returns:
         The number of parameters whose gradient was not finite. If it is 0, the gradients are unchanged.
         `dropped += lrd.filter_gradients(model.parameters()) > 0` counts the dropped steps.
+
+    Raises:
+        ValueError: if the mode is unknown.
+
+    Examples:
+        >>> weight = torch.ones(2, requires_grad=True)
+        >>> weight.grad = torch.tensor([1.0, float("nan")])
+        >>> lrd.filter_gradients([weight]), weight.grad
+        (1, tensor([0., 0.]))
     """
     _validate.option("mode", mode, MODES)
     if isinstance(parameters, Tensor):

@@ -207,7 +207,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--self-test", action="store_true", help="run the longer self-test, with the other options")
     parser.add_argument("--device", help="device to test (default: cuda if there is a GPU, else cpu)")
-    parser.add_argument("--backend", choices=sorted(lrd.backends()), help="(default: the best for the device)")
+    parser.add_argument(
+        "--backend", choices=sorted(lrd.backends()), help="backend to test (default: the best for the device)"
+    )
     parser.add_argument("--repeats", type=int, help="repeats of each timing; 0 skips the timings (default: 10)")
     parser.add_argument("--output", type=Path, help="JSON file to write (default: lrd_selftest.json)")
     options = parser.parse_args(argv)

@@ -11,13 +11,13 @@ the differences between predictions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from lrd_kernels import _validate, functional, truncation
+from lrd_kernels import _validate, truncation
 from lrd_kernels._methods import covariance_of
 from lrd_kernels.distribution import LowRankMultivariateNormal
 from lrd_kernels.linalg.stack import Stack, mean_of
@@ -25,22 +25,33 @@ from lrd_kernels.ops import dispatch
 from lrd_kernels.ops.views import is_rank_major
 from lrd_kernels.reference import result_dtype
 
-__all__ = ["JointAccumulator", "JointNormal", "SemidefiniteNormal", "joint", "mixture_log_prob"]
+__all__ = ["JointAccumulator", "JointNormal", "SemidefiniteNormal", "joint"]
+
+Self = TypeVar("Self", bound="JointNormal")
 
 
 class SemidefiniteNormal(LowRankMultivariateNormal):
-    """A Gaussian whose covariance may be singular, such as that of T sampled means.
+    """A Gaussian whose covariance may be singular, such as that of T sampled means: `JointNormal.epistemic`.
 
-    It has variances, modes and samples, but no density.
+        y ~ N(loc, diag(cov_diag) + cov_factor cov_factor^T),    cov_diag >= 0
+
+    `loc` and `cov_diag` are [..., S], `cov_factor` is [..., S, R]. It has variances, modes and samples, but no density.
+
+    Examples:
+        >>> part = lrd.joint(torch.tensor([[0.0, 0.0], [2.0, 4.0]]), None, torch.ones(2, 2)).epistemic
+        >>> part.variance
+        tensor([2., 8.])
     """
 
     def log_prob(self, value: Tensor) -> Tensor:
+        """Raises NotImplementedError: there is no density."""
         raise NotImplementedError(
             "this part has no density: the rank of its covariance is lower than the number of outputs, so almost every"
             " value has probability 0. Score the joint distribution or the aleatoric part instead"
         )
 
     def entropy(self) -> Tensor:
+        """Raises NotImplementedError: there is no density."""
         raise NotImplementedError("this part has no density: its entropy is minus infinity")
 
     @property
@@ -49,13 +60,23 @@ class SemidefiniteNormal(LowRankMultivariateNormal):
 
 
 class JointNormal(LowRankMultivariateNormal):
-    """The joint predictive Gaussian, with its two parts.
+    """The joint predictive Gaussian with its two parts, the result of `joint` and of `JointAccumulator.finalize`.
 
-    Attributes:
-        aleatoric: the uncertainty within the predictions, around the common mean.
-        epistemic: the differences between predictions. It has no density, and no columns if there is one prediction.
+        Sigma = Sigma_aleatoric + Sigma_epistemic
 
-    Both attributes are unavailable if the joint distribution was created with `parts=False`.
+    It has all methods of `LowRankMultivariateNormal`. The sum is exact unless columns were dropped (`rank`); then it is
+    exact for the variances.
+
+    Args:
+        loc: [..., S]
+        cov_factor: [..., S, R]
+        cov_diag: [..., S]
+        parts: aleatoric and epistemic part, or None.
+
+    Examples:
+        >>> joint = lrd.joint(torch.tensor([[0.0, 0.0], [2.0, 4.0]]), None, torch.ones(2, 2))
+        >>> joint.variance, joint.aleatoric.variance, joint.epistemic.variance
+        (tensor([3., 9.]), tensor([1., 1.]), tensor([2., 8.]))
     """
 
     def __init__(
@@ -71,10 +92,18 @@ class JointNormal(LowRankMultivariateNormal):
 
     @property
     def aleatoric(self) -> LowRankMultivariateNormal:
+        """The uncertainty within the predictions, around the common mean [..., S].
+
+        Raises ValueError if the joint distribution was created with `parts=False`.
+        """
         return self._both()[0]
 
     @property
     def epistemic(self) -> SemidefiniteNormal:
+        """The differences between predictions, around the common mean [..., S]; no columns if there is one prediction.
+
+        Raises ValueError if the joint distribution was created with `parts=False`.
+        """
         return self._both()[1]
 
     def _both(self) -> tuple[LowRankMultivariateNormal, SemidefiniteNormal]:
@@ -82,9 +111,16 @@ class JointNormal(LowRankMultivariateNormal):
             raise ValueError("this joint was created with parts=False: it has neither .aleatoric nor .epistemic")
         return self._parts
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+    def expand(self: Self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
+        """The same Gaussian and parts with batch dimensions `batch_shape`. Nothing is copied.
+
+        Examples:
+            >>> joint = lrd.joint(torch.tensor([[0.0, 0.0], [2.0, 4.0]]), None, torch.ones(2, 2))
+            >>> joint.expand((3,)).epistemic.batch_shape
+            torch.Size([3])
+        """
         new = super().expand(batch_shape, _instance or JointNormal.__new__(JointNormal))
-        new._parts = self._parts and tuple(part.expand(batch_shape) for part in self._parts)
+        new._parts = self._parts and (self._parts[0].expand(batch_shape), self._parts[1].expand(batch_shape))
         return new
 
 
@@ -100,6 +136,10 @@ def joint(
 ) -> JointNormal:
     """One Gaussian from T predictions: means [T, ..., S], cov_factors [T, ..., S, R], cov_diags [T, ..., S].
 
+        mu = mean_t mu_t,    Sigma = mean_t (diag(D_t) + P_t P_t^T) + sum_t (mu_t - mu) (mu_t - mu)^T / (T - 1)
+
+    The first term is the aleatoric part, the second the epistemic one. The result has T (R + 1) columns, or `rank`.
+
     Args:
         cov_factors: factors of the predictions, or None for diagonal predictions.
         rank: number of columns of the joint factor and of each part. The variance of the other columns is added to the
@@ -109,6 +149,15 @@ def joint(
             weights, to use instead of the T aleatoric parts. cov_factors and cov_diags are then not used and may be
             None.
         parts: whether to create the two parts as well, each with its own leading columns. Scoring does not need them.
+
+    Raises:
+        ValueError: if a shape is wrong, or if cov_diags is missing.
+        TypeError: for wrong types and dtypes.
+
+    Examples:
+        >>> joint = lrd.joint(torch.randn(16, 100), torch.randn(16, 100, 3), torch.ones(16, 100))
+        >>> joint.cov_factor.shape, joint.truncate(8).cov_factor.shape
+        (torch.Size([100, 64]), torch.Size([100, 8]))
     """
     means, P, D = _checked(means, cov_factors, cov_diags, aleatoric)
     T = means.shape[0]
@@ -187,6 +236,9 @@ def _assemble(
 class JointAccumulator:
     """The joint distribution of predictions that arrive one at a time, in memory that does not grow with their number.
 
+        mu_t = mu_(t-1) + d_t / t,    d_t = m_t - mu_(t-1),    scatter = sum_t (t - 1) / t d_t d_t^T
+
+    m_t [..., S] is the mean of prediction t. Each part holds at most `rank + oversample` columns [..., S, columns].
     Mean and deviations are accumulated exactly. Aleatoric and epistemic columns are stored separately, because their
     weights 1/T and 1/(T - 1) change differently. When a part is full, it is truncated to `rank` columns and the dropped
     variance is added to a diagonal, so the variances of the result are exact. Until a part is full for the first time,
@@ -195,6 +247,16 @@ class JointAccumulator:
     Args:
         rank: number of columns of the result and of each part.
         oversample: number of extra columns that a part may have before it is truncated (default: `rank`).
+
+    Raises:
+        ValueError: if rank is below 1, or if oversample is negative.
+
+    Examples:
+        >>> accumulator = lrd.JointAccumulator(rank=8)
+        >>> for _ in range(16):
+        ...     _ = accumulator.update(torch.randn(100), torch.randn(100, 3), torch.ones(100))
+        >>> accumulator.count, accumulator.finalize().cov_factor.shape
+        (16, torch.Size([100, 8]))
     """
 
     def __init__(self, rank: int, oversample: int | None = None) -> None:
@@ -214,9 +276,15 @@ class JointAccumulator:
 
     @torch.no_grad()
     def update(self, mean: Tensor, cov_factor: Tensor | None, cov_diag: Tensor) -> JointAccumulator:
-        """Adds one prediction: mean [..., S], factor [..., S, R] or None, diagonal [..., S].
+        """Adds one prediction: mean [..., S], factor [..., S, R] or None, diagonal [..., S]. Returns the accumulator.
 
-        An update that raises leaves the accumulator as it was.
+        An update that raises leaves the accumulator as it was: ValueError for another shape than before or an invalid
+        number, TypeError for another dtype or device, NotPositiveDefiniteError for an invalid covariance.
+
+        Examples:
+            >>> accumulator = lrd.JointAccumulator(rank=8)
+            >>> accumulator.update(torch.zeros(100), torch.ones(100, 3), torch.ones(100)).count
+            1
         """
         _validate.floating("mean", mean)
         _validate.floating("cov_diag", cov_diag)
@@ -261,7 +329,19 @@ class JointAccumulator:
 
     @torch.no_grad()
     def merge(self, other: JointAccumulator) -> JointAccumulator:
-        """Adds all predictions of another accumulator, as if one accumulator had received them all."""
+        """Adds all predictions of another accumulator, of the same shape [..., S], as if one had received them all.
+
+            scatter = scatter_1 + scatter_2 + n m / (n + m) d d^T
+
+        n and m are the counts, d [..., S] the difference of the means. Raises ValueError for another shape or dtype.
+
+        Examples:
+            >>> first, second = lrd.JointAccumulator(rank=8), lrd.JointAccumulator(rank=8)
+            >>> _ = first.update(torch.zeros(2), None, torch.ones(2))
+            >>> _ = second.update(torch.tensor([2.0, 4.0]), None, torch.ones(2))
+            >>> first.merge(second).finalize().variance
+            tensor([3., 9.])
+        """
         if other.count == 0:
             return self
         if other._mean is None or other._diag is None or other._dtype is None:
@@ -288,7 +368,17 @@ class JointAccumulator:
 
     @torch.no_grad()
     def finalize(self, *, parts: bool = True, validate_args: bool | None = None) -> JointNormal:
-        """The joint distribution of all predictions so far, with or without its parts. Updates may follow."""
+        """The joint distribution of all predictions so far, with or without its parts. Updates may follow.
+
+            D = mean_t D_t,    P P^T = mean_t P_t P_t^T + scatter / (T - 1)
+
+        The factor is [..., S, R] with at most `rank` columns. Raises ValueError if there are no predictions.
+
+        Examples:
+            >>> accumulator = lrd.JointAccumulator(rank=8).update(torch.zeros(2), None, torch.ones(2))
+            >>> accumulator.finalize().variance
+            tensor([1., 1.])
+        """
         if self._mean is None or self._diag is None or self._dtype is None:
             raise ValueError("no predictions have been added")
         T = self.count
@@ -308,7 +398,12 @@ class JointAccumulator:
         return _assemble(mean, diag, epistemic_diag, columns, self.rank, parts, validate_args, self._dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for `load_state_dict`, made of numbers and tensors only."""
+        """The state for `load_state_dict`: numbers, a dtype, and copies of the tensors, [..., S] and [..., S, columns].
+
+        Examples:
+            >>> lrd.JointAccumulator(rank=8).state_dict()["rank"]
+            8
+        """
         state: dict[str, Any] = {"rank": self.rank, "oversample": self.oversample, "count": self.count}
         state |= {"dtype": self._dtype, "mean": self._mean, "diag": self._diag}
         for name, part in self._parts.items():
@@ -316,7 +411,15 @@ class JointAccumulator:
         return {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state of another accumulator."""
+        """Replaces the state by that of another accumulator, from `state_dict()`; a missing entry raises KeyError.
+
+        Examples:
+            >>> accumulator = lrd.JointAccumulator(rank=8).update(torch.zeros(2), None, torch.ones(2))
+            >>> other = lrd.JointAccumulator(rank=1)
+            >>> other.load_state_dict(accumulator.state_dict())
+            >>> other.rank, other.count
+            (8, 1)
+        """
         self.rank, self.oversample, self.count = state["rank"], state["oversample"], state["count"]
         self._dtype = state["dtype"]
         self._mean, self._diag = (None if state[k] is None else state[k].clone() for k in ("mean", "diag"))
@@ -373,33 +476,3 @@ class _Columns:
             self.add(other.columns)
         if other.folded is not None:
             self.folded = other.folded.clone() if self.folded is None else self.folded + other.folded
-
-
-def mixture_log_prob(
-    value: Tensor,
-    means: Tensor,
-    cov_factors: Tensor,
-    cov_diags: Tensor,
-    *,
-    mask: Tensor | None = None,
-    chunk: int = 64,
-) -> Tensor:
-    """Log-density of `value` [..., S] under the mixture of T Gaussians with equal weights, means [T, ..., S]: [...].
-
-    This is the exact second-order predictive distribution; `joint` matches its first two moments. The Gaussians are
-    processed in chunks.
-    """
-    if means.dim() < 2 or means.shape[0] < 1:
-        raise ValueError(f"means must have shape [T, ..., S] with T of at least 1; got {tuple(means.shape)}")
-    T = means.shape[0]
-    for name, tensor in (("cov_factors", cov_factors), ("cov_diags", cov_diags)):
-        if tensor.shape[0] not in (1, T):
-            raise ValueError(f"{name} must have the {T} Gaussians of means, or one; got {tensor.shape[0]}")
-    _validate.positive("chunk", chunk)
-    extra = max(value.dim() - (means.dim() - 1), 0)
-    parts = []
-    for begin in range(0, T, chunk):
-        some = (t[begin : begin + chunk] if t.shape[0] == T else t for t in (means, cov_factors, cov_diags))
-        loc, factor, diag = (t.reshape(t.shape[0], *(1,) * extra, *t.shape[1:]) for t in some)
-        parts.append(functional.log_prob(value, loc, factor, diag, mask=mask))
-    return torch.cat(parts).logsumexp(0) - math.log(T)

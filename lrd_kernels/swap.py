@@ -55,6 +55,12 @@ class patch_torch:
     Raises:
         RuntimeError: if torch's class does not have the expected methods and attributes.
             `lrd_kernels.LowRankMultivariateNormal` does not depend on them and can be used directly.
+
+    Examples:
+        >>> model = torch.distributions.LowRankMultivariateNormal(torch.zeros(3), torch.ones(3, 1), torch.ones(3))
+        >>> with lrd.patch_torch():
+        ...     model.log_prob(torch.zeros(3))  # computed by the kernels
+        tensor(-3.4500)
     """
 
     def __init__(self) -> None:
@@ -68,7 +74,12 @@ class patch_torch:
             _active.append(self)
 
     def undo(self) -> None:
-        """Undoes this patch. Undoing the last one restores torch's methods. A second call does nothing."""
+        """Undoes this patch. Undoing the last one restores torch's methods. A second call does nothing.
+
+        Examples:
+            >>> patch = lrd.patch_torch()
+            >>> patch.undo()
+        """
         with _lock:
             if self not in _active:
                 return

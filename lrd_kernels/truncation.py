@@ -22,6 +22,9 @@ def truncate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The best low-rank part with fewer columns, and a diagonal that compensates for the dropped columns.
 
+        P' = P V_k,    D'_i = D_i + sum_r P_ir^2 - sum_r P'_ir^2
+
+    P is `cov_factor` [..., S, R], D is `cov_diag` [..., S], and `V_k` [R, k] are the leading eigenvectors of `P^T P`.
     The returned columns are orthogonal and sorted by descending norm: the leading left singular vectors of `cov_factor`
     times their singular values. They are computed from the `R x R` Gram matrix in float64 and one pass over the factor,
     in its layout.
@@ -31,9 +34,21 @@ def truncate(
         energy: alternative to rank: use the smallest rank that keeps this share of `trace(P P^T)` in every batch item.
         fold: whether to add to each diagonal entry the variance that its output loses, so that the variances do not
             change.
+        backend: a name from `backends()`, or None for the best one.
 
     Returns:
-        factor [..., S, k], diag [..., S], and the k singular values [...] of the columns kept, in float64.
+        factor [..., S, k], diag [..., S], and the singular values [..., k] of the columns kept, in float64.
+
+    Raises:
+        ValueError: if a shape is wrong, if rank is negative, or if energy is not above 0 and at most 1.
+        TypeError: if rank is not an int, or for wrong types and dtypes.
+
+    Examples:
+        >>> P, D = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.ones(2)
+        >>> factor, diag, singular_values = lrd.truncate(P, D, 1)
+        >>> factor.abs(), diag, singular_values
+        (tensor([[2.],
+                [0.]]), tensor([1., 2.]), tensor([2.], dtype=torch.float64))
     """
     _validate.gaussian(cov_factor, cov_diag)
     R = cov_factor.shape[-1]

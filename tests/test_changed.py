@@ -9,7 +9,7 @@ import pytest
     [
         ([], []),
         (["python/lrd_uq/heads.py", "README.md"], ["tests/docs", "tests/lrd_uq"]),
-        (["lrd_kernels/joint.py", "tests/kernels/test_joint.py"], ["tests/kernels"]),
+        (["lrd_kernels/joint.py", "tests/kernels/test_joint.py"], ["tests/docs/test_doctests.py", "tests/kernels"]),
         (["tests/kernels/test_joint.py", "tests/budget.py"], ["tests/kernels/test_joint.py"]),
         (["tests/kernels/contract.py"], ["tests/kernels"]),
         (["csrc/core/gram.h", "benchmarks/run.py"], ["tests/benchmarks", "tests/cpp", "tests/kernels"]),

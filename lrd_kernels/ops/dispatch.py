@@ -20,7 +20,12 @@ OF_DEVICE = {"cpu": "cpu", "triton": "cuda", "cuda": "cuda"}
 
 
 class BackendStatus(NamedTuple):
-    """Whether a backend is available on this machine, and its description or the reason why it is not."""
+    """The status of one backend, from `backends()`.
+
+    Attributes:
+        available: whether it can be used on this machine.
+        detail: its description, or the reason why it is not available.
+    """
 
     available: bool
     detail: str
@@ -30,7 +35,14 @@ _forced: str | None = None
 
 
 def backends() -> dict[str, BackendStatus]:
-    """Returns the status of every backend by name: whether it is available, and if not, why."""
+    """The status of every backend by name: whether it is available, and if not, why.
+
+    Examples:
+        >>> lrd.backends()["reference"].available
+        True
+        >>> list(lrd.backends())
+        ['cpu', 'triton', 'cuda', 'reference']
+    """
     cpu = (
         BackendStatus(True, f"compiled kernels, instruction set {load.cpu_isa()}")
         if load.cpu_error is None
@@ -167,6 +179,15 @@ class use_backend:
 
     A plain call such as `use_backend("reference")` applies until the next one; None restores the automatic choice. The
     setting is process-wide.
+
+    Raises:
+        ValueError: if there is no backend of that name.
+        RuntimeError: if the backend is not available; the message gives the reason.
+
+    Examples:
+        >>> with lrd.use_backend("reference"):
+        ...     lrd.logdet(torch.ones(3, 1), torch.ones(3))
+        tensor(1.3863)
     """
 
     def __init__(self, name: str | None) -> None:

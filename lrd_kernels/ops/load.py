@@ -41,6 +41,9 @@ def release_memory() -> None:
     """Releases the memory that the CPU kernels cache for reuse, that of up to four large gradients.
 
     The operating system can also reclaim this memory when memory is low; call this to release it immediately.
+
+    Examples:
+        >>> lrd.release_memory()
     """
     if _cpu_library:
         _cpu_library.release_memory()

@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     if not words or words[0] not in commands:
         wants_help = bool(words) and words[0] in ("-h", "--help")
+        if words and not wants_help:
+            print(f"lrd-uq: there is no command {words[0]!r}\n", file=sys.stderr)
         print(__doc__, file=sys.stdout if wants_help else sys.stderr)
         return 0 if wants_help else 2
     try:

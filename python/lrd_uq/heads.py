@@ -20,32 +20,63 @@ PARAMETRISATIONS = ("plain", "scaled")
 
 
 class Output(NamedTuple):
-    """The raw output of a head."""
+    """The raw output of a head, the input of `head.nll` and `head.gaussian`.
 
-    mean: Tensor  # [B, S]
-    raw_diag: Tensor | None  # [B, S], D = eps + exp(raw_diag); None for a mean-only head
-    factor: Tensor  # [B, S, R] stored as [B, R, S]: P, or F of P = sqrt(D) F; R is 0 without a low-rank part
+    Attributes:
+        mean: [B, S]
+        raw_diag: [B, S] with `D = eps + exp(raw_diag)`; None for a head that predicts only the mean.
+        factor: [B, S, R], stored as [B, R, S]: P, or F of `P = sqrt(D) F`; R is 0 without a low-rank part.
+
+    Examples:
+        >>> from lrd_uq.heads import LowRankHead
+        >>> output = LowRankHead(channels=4, rank=2)(torch.zeros(1, 4, 8, 8))
+        >>> [tuple(tensor.shape) for tensor in output]
+        [(1, 64), (1, 64), (1, 64, 2)]
+    """
+
+    mean: Tensor
+    raw_diag: Tensor | None
+    factor: Tensor
 
 
 class Gaussian(NamedTuple):
-    """Parameters of `N(mean, diag(diag) + factor factor^T)`."""
+    """Parameters of `N(mean, diag(diag) + factor factor^T)`.
 
-    mean: Tensor  # [B, S]
-    factor: Tensor  # [B, S, R]; R is 0 for a diagonal covariance
-    diag: Tensor  # [B, S]
+    Attributes:
+        mean: [B, S]
+        factor: [B, S, R]; R is 0 for a diagonal covariance.
+        diag: [B, S]
+
+    Examples:
+        >>> from lrd_uq.heads import Gaussian
+        >>> Gaussian(torch.zeros(1, 3), torch.ones(1, 3, 2), torch.ones(1, 3)).distribution().variance
+        tensor([[3., 3., 3.]])
+    """
+
+    mean: Tensor
+    factor: Tensor
+    diag: Tensor
 
     def distribution(self) -> lrd.LowRankMultivariateNormal:
+        """The distribution with these parameters. Invalid batch items give NaN, not errors."""
         return lrd.LowRankMultivariateNormal(self.mean, self.factor, self.diag, validate_args=False)
 
 
 class MeanHead(nn.Module):
     """Predicts only the mean; the covariance is the identity.
 
+        features [B, channels, ...] -> mean [B, S],    S = outputs x positions
+
     Args:
         channels: channels of the feature map.
         outputs: channels of the prediction.
         features_last: features and targets are [B, nodes, channels] (graph nodes, time steps) or [B, channels]
             (tables) instead of [B, channels, ...].
+
+    Examples:
+        >>> from lrd_uq.heads import MeanHead
+        >>> MeanHead(channels=4, outputs=3)(torch.zeros(2, 4, 8, 8)).mean.shape
+        torch.Size([2, 192])
     """
 
     rank = 0
@@ -60,6 +91,7 @@ class MeanHead(nn.Module):
         MeanHead.reset_parameters(self)  # subclasses reset their own parameters once these exist
 
     def reset_parameters(self) -> None:
+        """Draws new initial weights."""
         self._reset(self.mean_weight)
         nn.init.zeros_(self.mean_bias)
 
@@ -67,6 +99,7 @@ class MeanHead(nn.Module):
         nn.init.uniform_(weight, -1 / math.sqrt(self.channels), 1 / math.sqrt(self.channels))
 
     def forward(self, features: Tensor) -> Output:
+        """The raw parameters for features [B, channels, ...], or in the layout of `features_last`."""
         # Densities need float32, even if the backbone ran in lower precision.
         with torch.autocast(features.device.type, enabled=False):
             return self._emit(self.positions_last(features).to(self.mean_weight.dtype))
@@ -110,6 +143,7 @@ class MeanHead(nn.Module):
         return Gaussian(torch.where(mask, output.mean, 0), factor, torch.where(mask, diag, 1))
 
     def diag(self, output: Output) -> Tensor:
+        """The diagonal D of the covariance: [B, S]."""
         return torch.ones_like(output.mean)
 
     def low_rank_variance(self, output: Output) -> Tensor:
@@ -128,11 +162,22 @@ class MeanHead(nn.Module):
 
 
 class DiagonalHead(MeanHead):
-    """Predicts mean and variance of every output, `D = eps + exp(raw)`.
+    """Predicts mean and variance of every output, without correlations.
+
+        features [B, channels, ...] -> mean [B, S], raw [B, S],    D = eps + exp(raw)
 
     Args:
+        channels: channels of the feature map.
+        outputs: channels of the prediction.
         eps: smallest variance. It may change during training, and is saved with the weights.
         initial_raw: initial bias of `raw`.
+        features_last: as for `MeanHead`.
+
+    Examples:
+        >>> from lrd_uq.heads import DiagonalHead
+        >>> head = DiagonalHead(channels=4, eps=0.01)
+        >>> head.nll(head(torch.randn(2, 4, 8, 8)), torch.zeros(2, 64)).shape
+        torch.Size([2])
     """
 
     def __init__(
@@ -177,12 +222,29 @@ class DiagonalHead(MeanHead):
 class LowRankHead(DiagonalHead):
     """Predicts mean, diagonal and a factor of `rank` columns.
 
+        features [B, channels, ...] -> mean [B, S], raw [B, S], P [B, S, rank],    Sigma = diag(eps + exp(raw)) + P P^T
+
     Args:
+        channels: channels of the feature map.
         rank: columns of the factor. Only `rank_in_use` of them are predicted: training may start with 0.
         parametrisation: "plain" for `D + P P^T`, or "scaled" for `sqrt(D) (I + F F^T) sqrt(D)`, whose capacitance
             matrix `I + F^T F` does not depend on D.
         initial_factor: scale of the factor's initial weights, relative to those of the mean.
+        outputs: channels of the prediction.
+        eps: smallest variance. It may change during training, and is saved with the weights.
+        initial_raw: initial bias of `raw`.
         orthogonal: orthogonalise the columns (Gram-Schmidt) over the outputs that exist.
+        features_last: as for `MeanHead`.
+
+    Raises:
+        ValueError: if the rank is below 1, or if the parametrisation is unknown.
+
+    Examples:
+        >>> from lrd_uq.heads import LowRankHead
+        >>> head = LowRankHead(channels=4, rank=8)
+        >>> gaussian = head.gaussian(head(torch.randn(2, 4, 16, 16)))
+        >>> gaussian.factor.shape, gaussian.distribution().sample().shape
+        (torch.Size([2, 256, 8]), torch.Size([2, 256]))
     """
 
     def __init__(

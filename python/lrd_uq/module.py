@@ -20,12 +20,19 @@ from lrd_uq.objectives import Losses, Objective
 
 
 class Step(NamedTuple):
-    """The detached outputs of a training step, for callbacks."""
+    """The detached outputs of a training step, for callbacks.
+
+    Attributes:
+        head: the head that made them.
+        output: its output, with mean [B, S].
+        target: [B, S]
+        mask: bool [B, S], or None.
+    """
 
     head: MeanHead
     output: Output
-    target: Tensor  # [B, S]
-    mask: Tensor | None  # [B, S]
+    target: Tensor
+    mask: Tensor | None
 
 
 class JointUncertainty(L.pytorch.LightningModule):
@@ -41,6 +48,16 @@ class JointUncertainty(L.pytorch.LightningModule):
         weight_decay: weight decay of AdamW.
         objective: replaces `Objective(alpha, factor_penalty)`. The default detaches the mean in the likelihood when
             `net` is a `SplitNet`.
+
+    Examples:
+        >>> from lrd_uq.bayes import Dropout
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import DigitsUNet, GaussianNet
+        >>> from lrd_uq.module import JointUncertainty
+        >>> net = GaussianNet(DigitsUNet(dropout=0.2), LowRankHead(24, rank=8))
+        >>> module = JointUncertainty(net, Dropout(), alpha=0.125)  # for lightning.pytorch.Trainer(...).fit
+        >>> module.net(torch.zeros(1, 2, 28, 28)).mean.shape
+        torch.Size([1, 784])
     """
 
     def __init__(
@@ -66,6 +83,7 @@ class JointUncertainty(L.pytorch.LightningModule):
 
     @property
     def heads(self) -> list[MeanHead]:
+        """The head of each member."""
         return [member.head for member in self.method.members(self.net)]
 
     def configure_phase(self, rank: int | None, alpha: float | None, eps: float | None, bayesian: bool | None) -> None:

@@ -17,7 +17,13 @@ AT_FLOOR = 1.01  # variances up to this multiple of eps count as being at the fl
 
 
 class GradientFilter(L.pytorch.Callback):
-    """Skips steps whose gradients are not all finite, and logs their number as `filtered_steps`."""
+    """Skips steps whose gradients are not all finite, and logs their number as `filtered_steps`.
+
+    Examples:
+        >>> from lrd_uq.monitors import GradientFilter
+        >>> GradientFilter().filtered  # for a Trainer's callbacks
+        0
+    """
 
     def __init__(self) -> None:
         self.filtered = 0
@@ -45,6 +51,11 @@ class CovarianceMonitor(L.pytorch.Callback):
         every: steps between two checks.
         most_trace: warn if the trace of the low-rank part exceeds this multiple of the squared residuals.
         most_condition: warn if the condition number of the capacitance matrix exceeds this.
+
+    Examples:
+        >>> from lrd_uq.monitors import CovarianceMonitor
+        >>> CovarianceMonitor(every=10).every  # for a Trainer's callbacks
+        10
     """
 
     def __init__(self, every: int = 10, most_trace: float = 4.0, most_condition: float = 1e6) -> None:

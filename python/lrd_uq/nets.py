@@ -26,6 +26,13 @@ class GaussianNet(nn.Module):
     Args:
         backbone: any module whose output is the head's feature map.
         head: `LowRankHead`, `DiagonalHead` or `MeanHead`.
+
+    Examples:
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import GaussianNet
+        >>> net = GaussianNet(torch.nn.Conv2d(1, 4, 3, padding=1), LowRankHead(channels=4, rank=2))
+        >>> net.gaussian(torch.zeros(5, 1, 8, 8)).factor.shape
+        torch.Size([5, 64, 2])
     """
 
     def __init__(self, backbone: nn.Module, head: MeanHead) -> None:
@@ -33,15 +40,26 @@ class GaussianNet(nn.Module):
         self.backbone, self.head = backbone, head
 
     def forward(self, x: Tensor) -> Output:
+        """The raw parameters for a batch of inputs [B, ...], in the layout that the backbone takes."""
         return self.head(self.backbone(x))
 
     def gaussian(self, x: Tensor, mask: Tensor | None = None) -> Gaussian:
-        """The predicted Gaussian; `mask` [B, S] is False for outputs that do not exist (see `MeanHead.gaussian`)."""
+        """The predicted Gaussian for inputs [B, ...].
+
+        `mask` [B, S] is False for outputs that do not exist (see `MeanHead.gaussian`).
+        """
         return self.head.gaussian(self(x), mask)
 
 
 def wrap(model: nn.Module, head: MeanHead) -> GaussianNet:
-    """The same as `GaussianNet(model, head)`."""
+    """The same as `GaussianNet(model, head)`.
+
+    Examples:
+        >>> from lrd_uq.heads import DiagonalHead
+        >>> from lrd_uq.nets import wrap
+        >>> wrap(torch.nn.Conv2d(1, 4, 3), DiagonalHead(4))(torch.zeros(5, 1, 8, 8)).mean.shape
+        torch.Size([5, 36])
+    """
     return GaussianNet(model, head)
 
 
@@ -54,6 +72,13 @@ class SplitNet(GaussianNet):
         mean: backbone of the mean.
         backbone: backbone of the covariance. Its input channels are those of the input followed by those of the mean.
         head: head of the covariance. Both backbones must have the same number of feature channels.
+
+    Examples:
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import SplitNet
+        >>> mean, covariance = torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Conv2d(2, 4, 3, padding=1)
+        >>> SplitNet(mean, covariance, LowRankHead(4, rank=2))(torch.zeros(5, 1, 8, 8)).factor.shape
+        torch.Size([5, 64, 2])
     """
 
     def __init__(self, mean: nn.Module, backbone: nn.Module, head: DiagonalHead) -> None:
@@ -64,6 +89,7 @@ class SplitNet(GaussianNet):
             parameter.requires_grad_(False)  # not used: mean_head predicts the mean
 
     def forward(self, x: Tensor) -> Output:
+        """The raw parameters for inputs [B, channels, ...], or in the layout of `features_last`."""
         mean = self.mean_head(self.mean_backbone(x)).mean  # [B, S]
         if self.head.features_last:
             seen = mean.detach().view(len(x), self.head.outputs, -1).mT.reshape(*x.shape[:-1], -1)
@@ -81,6 +107,11 @@ class NodeNet(nn.Module):
         channels: channels of the features.
         hidden: width of the two hidden layers.
         dropout: dropout rate after each hidden layer.
+
+    Examples:
+        >>> from lrd_uq.nets import NodeNet
+        >>> NodeNet(in_channels=3, channels=16)(torch.zeros(5, 100, 3)).shape
+        torch.Size([5, 100, 16])
     """
 
     def __init__(self, in_channels: int, channels: int, hidden: int = 64, dropout: float = 0.0) -> None:
@@ -92,6 +123,7 @@ class NodeNet(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """The features [..., channels] of inputs [..., in_channels]."""
         return self.layers(x)
 
 
@@ -106,6 +138,15 @@ class MonaiUNet(nn.Module):
         options: further arguments of MONAI's class, such as `dropout`.
         drop_channels: replace dropout of single pixels by dropout of whole channels, so that predictions with Monte
             Carlo dropout differ by patterns that are correlated over pixels.
+
+    Raises:
+        ValueError: if the name is unknown.
+        ImportError: without MONAI, which the extra `train` installs.
+
+    Examples:
+        >>> from lrd_uq.nets import MonaiUNet
+        >>> MonaiUNet("UNet", in_channels=1, channels=4)(torch.zeros(1, 1, 32, 32)).shape
+        torch.Size([1, 4, 32, 32])
     """
 
     def __init__(
@@ -134,6 +175,7 @@ class MonaiUNet(nn.Module):
                         setattr(module, child, whole(layer.p))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The features [B, channels, ...] of inputs [B, in_channels, ...]."""
         return self.net(x)
 
 
@@ -141,8 +183,14 @@ class DigitsUNet(nn.Module):
     """A small U-Net for 28 x 28 pictures: [B, in_channels, 28, 28] -> [B, channels, 28, 28].
 
     Args:
+        in_channels: channels of the input.
         channels: channels of the feature map; the inner layers have twice as many.
         dropout: rate of the channel-wise dropout after three of the inner layers.
+
+    Examples:
+        >>> from lrd_uq.nets import DigitsUNet
+        >>> DigitsUNet(in_channels=2, channels=24)(torch.zeros(1, 2, 28, 28)).shape
+        torch.Size([1, 24, 28, 28])
     """
 
     def __init__(self, in_channels: int = 2, channels: int = 24, dropout: float = 0.0) -> None:
@@ -157,6 +205,7 @@ class DigitsUNet(nn.Module):
         self.drop_inner, self.drop_residual, self.drop_merged = (nn.Dropout2d(dropout) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The features [B, channels, 28, 28] of pictures [B, in_channels, 28, 28]."""
         skip = F.relu(self.down(x))
         inner = F.relu(self.first(F.max_pool2d(skip, 2)))
         inner = self.drop_inner(F.relu(self.second(inner)))

@@ -21,13 +21,25 @@ from lrd_uq.objectives import Losses, Objective
 
 
 class NppcObjective(Objective):
-    """`L_I + alpha L_lrd* + beta (direction + variance)`.
+    """The loss that makes the columns principal components of the error (NPPC).
+
+        L_I + alpha L_lrd* + beta (direction + variance)
 
     Requires a head with orthogonal columns. Training is stable when a separate network predicts the mean (`SplitNet`).
 
     Args:
         alpha: weight of the likelihood, which trains only the diagonal.
         beta: weight of each of the two losses of the factor.
+
+    A call raises ValueError for a head without orthogonal columns.
+
+    Examples:
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nppc import NppcObjective
+        >>> head = LowRankHead(channels=4, rank=2, orthogonal=True)
+        >>> losses = NppcObjective()(head, head(torch.randn(5, 4, 8, 8)), torch.zeros(5, 64))
+        >>> losses.total.shape
+        torch.Size([])
     """
 
     def __init__(self, alpha: float = 0.125, beta: float = 1.0) -> None:

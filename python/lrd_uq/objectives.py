@@ -17,29 +17,47 @@ from lrd_uq.heads import MeanHead, Output, existing
 
 
 class Losses(NamedTuple):
-    """Scalar losses per output, averaged over the batch."""
+    """The result of `Objective`: scalar losses per output, averaged over the batch.
+
+    Attributes:
+        total: what is minimised.
+        identity: `L_I`
+        low_rank: `L_lrd`
+        factor_loss: the term for the factor, before its weight: the mean over outputs of `sum_r P_sr^2`.
+    """
 
     total: Tensor
-    identity: Tensor  # L_I
-    low_rank: Tensor  # L_lrd
-    factor_loss: Tensor  # term for the factor, before its weight: the mean over outputs of sum_r P^2
+    identity: Tensor
+    low_rank: Tensor
+    factor_loss: Tensor
 
 
 class Objective:
-    """`L_I + alpha L_lrd + factor_penalty * mean_s sum_r P_sr^2`.
+    """The loss of a training step, from the output of a head.
+
+        L_I + alpha L_lrd + factor_penalty * mean_s sum_r P_sr^2
+        L_I = -log N(target; mean, I) / S,    L_lrd = -log N(target; mean, diag(D) + P P^T) / S
 
     Args:
         alpha: weight of the likelihood; may change during training.
         factor_penalty: weight of the penalty on the factor. A factor that explodes in one direction costs the
             likelihood only a few nats, but makes the predicted variance of sums over regions far too large.
         separate_mean: detach the mean in the likelihood, so that only `L_I` trains it (see `SplitNet`).
+
+    Examples:
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.objectives import Objective
+        >>> head = LowRankHead(channels=4, rank=2)
+        >>> losses = Objective(alpha=0.125)(head, head(torch.zeros(5, 4, 8, 8)), torch.zeros(5, 64))
+        >>> losses.total.shape
+        torch.Size([])
     """
 
     def __init__(self, alpha: float = 0.125, factor_penalty: float = 0.01, separate_mean: bool = False) -> None:
         self.alpha, self.factor_penalty, self.separate_mean = alpha, factor_penalty, separate_mean
 
     def __call__(self, head: MeanHead, output: Output, target: Tensor, mask: Tensor | None = None) -> Losses:
-        """Losses for `target` [B, S]; `mask` [B, S] is True where an output exists."""
+        """Losses, each a scalar, for `target` [B, S]; `mask` [B, S] is True where an output exists."""
         identity = self.identity(output, target, mask)
         if output.raw_diag is None:
             return Losses(identity, identity, identity, torch.zeros_like(identity))
@@ -53,7 +71,7 @@ class Objective:
 
     @staticmethod
     def identity(output: Output, target: Tensor, mask: Tensor | None) -> Tensor:
-        """L_I."""
+        """The term `L_I`, a scalar: the squared error of the mean, for `target` and `mask` [B, S]."""
         residual = existing(target - output.mean, mask)
         return 0.5 * mean_over_outputs(residual.square(), mask).mean() + 0.5 * math.log(2 * math.pi)
 

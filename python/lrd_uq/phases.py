@@ -21,6 +21,11 @@ class Phase:
         eps: smallest value of the diagonal.
         bayesian: whether training samples the weights (dropout, variational layers).
         ramp: number of steps over which alpha (linearly) and eps (geometrically) reach their new values.
+
+    Examples:
+        >>> from lrd_uq.phases import Phase
+        >>> Phase(start=0.15, rank=-1, alpha=1 / 16).alpha
+        0.0625
     """
 
     start: float = 0
@@ -37,6 +42,15 @@ class Phases(L.pytorch.Callback):
 
     Args:
         phases: in the order of their starts; the first one starts at 0.
+
+    Raises:
+        ValueError: if the first phase does not start at 0; at the start of training, if two phases start at one step.
+
+    Examples:
+        >>> from lrd_uq.phases import Phase, Phases
+        >>> callback = Phases([Phase(start=0, rank=0), Phase(start=0.15, rank=-1)])  # for a Trainer's callbacks
+        >>> len(callback.phases)
+        2
     """
 
     def __init__(self, phases: list[Phase]) -> None:

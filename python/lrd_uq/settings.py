@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 
 CONFIGS = Path(__file__).with_name("configs")
 BASE = CONFIGS / "base.yaml"  # every config starts from its settings
+USAGE = "lrd-uq COMMAND [--config CONFIG] [--run RUN] [options]"
+DESCRIPTION = """Options of the command come first. The others are settings of the run: those of --model and --data as
+in the class that they name, those of --trainer as in lightning.pytorch.Trainer. Commands other than fit read them from
+the run."""
+HELP = {
+    "images": "folder of the files to predict",
+    "items": "numbers of the items to draw, as [0,1,2]",
+    "output": "file or folder to write",
+    "part": "data to use: train, val or test",
+    "rank": "columns of the joint Gaussian",
+    "ranks": "numbers of kept columns to score, as [8,64]",
+    "samples": "predictions for each item, from which the joint Gaussian is made",
+}
 Options = Mapping[str, tuple[object, object]]  # name -> type and default; an option whose default is None is required
 
 
@@ -50,7 +63,8 @@ def configure(
         def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
             parser.add_argument("--run", type=str, default="runs/latest", help="folder of the run")
             for name, (kind, default) in (options or {}).items():
-                parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
+                required = default is None
+                parser.add_argument(f"--{name}", type=kind, default=default, required=required, help=HELP[name])
 
         def instantiate_trainer(self, **settings: Any) -> L.pytorch.Trainer:
             chosen, folder = self.config_init["trainer"], Path(self.config_init["run"])
@@ -64,6 +78,7 @@ def configure(
                 own["plugins"] = [*_several(chosen["plugins"]), CheckpointFiles()]
             return super().instantiate_trainer(**own, **settings)
 
+    description = f"{DESCRIPTION} Configs that come with the package: {', '.join(shipped_configs())}."
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended")
     return Configured(
         JointUncertainty,
@@ -73,7 +88,7 @@ def configure(
         run=False,
         save_config_callback=None,
         seed_everything_default=0,
-        parser_kwargs={"default_config_files": [str(BASE)]},
+        parser_kwargs={"default_config_files": [str(BASE)], "usage": USAGE, "description": description},
     )
 
 

@@ -47,6 +47,53 @@ def test_wrong_arguments(change, kind, message):
         lrd.log_prob(**{**GOOD._asdict(), **change})
 
 
+MEND = [
+    ("cov_factor", lambda t: t.mT, ".mT"),
+    ("cov_factor", lambda t: t[0, :, 0], "cov_factor[:, None]"),
+    ("cov_factor", lambda t: t.long(), "cov_factor.float()"),
+    ("cov_factor", lambda t: t.float(), "cov_diag.to(torch.float32)"),
+    ("cov_factor", lambda t: t.numpy(), "torch.as_tensor(cov_factor)"),
+    ("cov_diag", lambda t: 0.1, "torch.tensor(cov_diag)"),
+    ("cov_diag", lambda t: torch.tensor(0.1).double(), "cov_diag.expand(10)"),
+    ("cov_diag", lambda t: t[..., None], "cov_diag.squeeze(-1)"),
+    ("cov_diag", lambda t: torch.eye(10).double(), "cov_diag.diagonal(dim1=-2, dim2=-1)"),
+    ("cov_diag", lambda t: t.float(), "cov_diag.to(torch.float64)"),
+    ("value", lambda t: t.tolist(), "torch.tensor(value)"),
+    ("value", lambda t: t.view(2, 1, 2, 5), "value.flatten(-2)"),
+    ("value", lambda t: t.view(2, 5, 1, 2), "value.flatten(-3)"),
+    ("value", lambda t: t.to("meta"), "value.to('cpu')"),
+    ("loc", lambda t: t.long(), "loc.to(torch.float64)"),
+    ("mask", lambda t: torch.ones(10), "mask.bool()"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "advice"), MEND, ids=[f"{name} {advice}" for name, _, advice in MEND])
+def test_an_error_says_what_to_do(name, change, advice):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        lrd.log_prob(**{**GOOD._asdict(), name: change(getattr(GOOD, name, None))})
+    assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "advice"),
+    [
+        ("cov_factor", lambda t: t.mT, ".mT"),
+        ("cov_factor", lambda t: t.numpy(), "torch.as_tensor(cov_factor)"),
+        ("cov_diag", lambda t: 0.1, "torch.tensor(cov_diag)"),
+        ("cov_diag", lambda t: torch.tensor(0.1), "cov_diag.expand(10)"),
+        ("cov_diag", lambda t: t[..., None], "cov_diag.squeeze(-1)"),
+        ("cov_diag", lambda t: torch.eye(10), "cov_diag.diagonal(dim1=-2, dim2=-1)"),
+        ("loc", lambda t: t.view(2, 2, 5), "loc.flatten(-2)"),
+        ("loc", lambda t: t.tolist(), "torch.tensor(loc)"),
+    ],
+)
+def test_the_constructor_says_what_to_do(name, change, advice):
+    arguments = {"loc": GOOD.loc, "cov_factor": GOOD.cov_factor, "cov_diag": GOOD.cov_diag}
+    with pytest.raises((TypeError, ValueError)) as caught:
+        lrd.LowRankMultivariateNormal(**{**arguments, name: change(arguments[name])})
+    assert advice in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["triton", "cuda"])
 def test_a_backend_asked_for_by_name_does_not_fall_back(name):
     if lrd.backends()[name].available:
@@ -163,6 +210,8 @@ def test_nll_loss_names_its_own_arguments():
     inputs.cov_diag[0, 1] = torch.nan
     with pytest.raises(lrd.NotPositiveDefiniteError, match=r"raw_diag\[0, 1\]"):
         lrd.nll_loss(inputs.loc, inputs.cov_diag, inputs.cov_factor, inputs.value)
+    with pytest.raises(ValueError, match=r"raw_diag must have shape \[..., S\]"):
+        lrd.nll_loss(GOOD.loc, GOOD.cov_diag[..., :3], GOOD.cov_factor, GOOD.value)
     with pytest.raises(ValueError, match="reduction must be one of"):
         lrd.nll_loss(GOOD.loc, GOOD.cov_diag, GOOD.cov_factor, GOOD.value, reduction="max")
     with pytest.raises(ValueError, match="eps must be finite and not negative; got -1"):

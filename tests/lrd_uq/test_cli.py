@@ -205,6 +205,11 @@ def test_diagnose_speaks_and_draws(run, capsys):
 def test_mistakes_are_told_in_a_line(tmp_path, capsys):
     assert cli.main([]) == 2
     assert cli.main(["--help"]) == 0
+    assert cli.main(["train"]) == 2
+    assert "there is no command 'train'" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["predict", "--help"])
+    assert "folder of the files to predict" in capsys.readouterr().out
     assert cli.main(["fit", "--config", "no_such_config"]) == 1
     assert f"there is no config no_such_config; the package has {', '.join(CONFIGS)}" in capsys.readouterr().err
     assert cli.main(["evaluate", "--run", str(tmp_path)]) == 1

@@ -33,15 +33,20 @@ PUBLIC = {
     "truncation": set(),
     "functional": set(),
     "gradients": set(),
+    "sampling": set(),
+    "mixture": {"functional"},
     "_methods": {"functional", "truncation"},  # of the distribution
     "diagnostics": {"functional"},
-    "distribution": {"_methods", "functional"},
-    "joint": {"_methods", "distribution", "functional", "truncation"},
+    "distribution": {"_methods", "functional", "sampling"},
+    "joint": {"_methods", "distribution", "truncation"},
     "kl": {"_methods", "distribution", "functional"},
     "swap": {"distribution"},
     "info": {"", "functional"},
     "__main__": {""},
-    "__init__": {"diagnostics", "distribution", "functional", "gradients", "joint", "kl", "swap", "truncation"},
+    "__init__": {
+        *("diagnostics", "distribution", "functional", "gradients", "joint", "kl", "mixture", "sampling", "swap"),
+        "truncation",
+    },
 }
 # What a module may import from outside the standard library, where that is not torch alone.
 OUTSIDE = {

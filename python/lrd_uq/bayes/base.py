@@ -18,11 +18,30 @@ Predict = Callable[[Tensor, Tensor | None], Gaussian]  # (input, mask of the out
 
 
 class NoExpectedWeights(NotImplementedError):
-    """Raised by methods without meaningful expected weights; the message gives the reason."""
+    """Raised by methods without meaningful expected weights; the message gives the reason.
+
+    Examples:
+        >>> from lrd_uq.bayes import Ensemble, NoExpectedWeights
+        >>> try:
+        ...     Ensemble(2).expected(torch.nn.Identity())
+        ... except NoExpectedWeights as error:
+        ...     print(str(error).partition(":")[0])
+        an ensemble has no expected weights
+    """
 
 
 class Method:
-    """A distribution over the weights of a network. This base class stands for a deterministic network."""
+    """A distribution over the weights of a network. This base class stands for a deterministic network.
+
+    Examples:
+        >>> from lrd_uq.bayes import Method
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import DigitsUNet, GaussianNet
+        >>> method, net = Method(), GaussianNet(DigitsUNet(), LowRankHead(24, rank=8))
+        >>> (prediction,) = method.sample_predictions(method.prepare(net), torch.zeros(1, 2, 28, 28), T=1)
+        >>> prediction.factor.shape
+        torch.Size([1, 784, 8])
+    """
 
     constant_from: float | None = None  # fraction of the steps after which the learning rate is constant, if at all
     constant_rate = 0.0  # that constant, as a fraction of the peak
@@ -52,7 +71,7 @@ class Method:
     def sample_predictions(
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
     ) -> Iterator[Gaussian]:
-        """Yields T predictions for `x`, from T draws of the weights.
+        """Yields T predictions for inputs `x` [B, ...], each with mean [B, S], from T draws of the weights.
 
         Args:
             mask: bool [B, S], True where an output exists.
@@ -101,13 +120,31 @@ def predict_joint(
     chunk: int = 1,
     parts: bool = True,
 ) -> lrd.JointNormal:
-    """One Gaussian from T predictions. They are streamed, so that memory does not grow with T.
+    """One Gaussian from T predictions for inputs `x` [B, ...]: mean [B, S], factor [B, S, rank], diagonal [B, S].
+
+        Sigma = mean_t (diag(D_t) + P_t P_t^T) + sum_t (mu_t - mu) (mu_t - mu)^T / (T - 1)
+
+    The first term is the aleatoric part, the second the epistemic one. Predictions are streamed, so that memory does
+    not grow with T.
 
     Args:
+        method: the distribution over the weights.
+        net: the network that the method prepared and training filled.
+        x: inputs, as the network takes them.
+        T: number of predictions.
         rank: columns of the result, and of each of its parts.
         mask: bool [B, S], True where an output exists; the others get mean 0, variance 1 and no correlation.
         chunk: predictions per forward pass (see `Method.sample_predictions`).
         parts: whether to compute the aleatoric and the epistemic part as well.
+
+    Examples:
+        >>> from lrd_uq.bayes import Dropout, predict_joint
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import DigitsUNet, GaussianNet
+        >>> net = GaussianNet(DigitsUNet(dropout=0.2), LowRankHead(24, rank=8))
+        >>> joint = predict_joint(Dropout(), net, torch.zeros(1, 2, 28, 28), T=4, rank=16)
+        >>> joint.cov_factor.shape, joint.epistemic.variance.shape
+        (torch.Size([1, 784, 16]), torch.Size([1, 784]))
     """
     joint = lrd.JointAccumulator(rank)
     for prediction in method.sample_predictions(net, x, T, mask=mask, chunk=chunk):

@@ -13,7 +13,19 @@ from lrd_uq.heads import Gaussian
 
 
 class Dropout(Method):
-    """Uses the dropout layers of the network. The expected weights are those of evaluation mode."""
+    """Uses the dropout layers of the network. The expected weights are those of evaluation mode.
+
+    Sampling raises ValueError if the network has no dropout layer with a rate above 0.
+
+    Examples:
+        >>> from lrd_uq.bayes import Dropout
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import DigitsUNet, GaussianNet
+        >>> net = GaussianNet(DigitsUNet(dropout=0.2), LowRankHead(24, rank=8))
+        >>> predictions = Dropout().sample_predictions(net, torch.zeros(1, 2, 28, 28), T=4, chunk=2)
+        >>> [tuple(prediction.mean.shape) for prediction in predictions]
+        [(1, 784), (1, 784), (1, 784), (1, 784)]
+    """
 
     def __init__(self) -> None:
         self._rates: dict[nn.Module, float] = {}  # of the layers that are turned off

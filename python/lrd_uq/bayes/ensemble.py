@@ -29,6 +29,18 @@ class Ensemble(Method):
 
     Args:
         size: number of networks.
+
+    Raises:
+        ValueError: if size is below 2.
+
+    Examples:
+        >>> from lrd_uq.bayes import Ensemble
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import DigitsUNet, GaussianNet
+        >>> method = Ensemble(size=3)
+        >>> net = method.prepare(GaussianNet(DigitsUNet(), LowRankHead(24, rank=8)))
+        >>> len(list(method.sample_predictions(net, torch.zeros(1, 2, 28, 28), T=64)))
+        3
     """
 
     def __init__(self, size: int = 5) -> None:

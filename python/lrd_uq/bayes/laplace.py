@@ -49,6 +49,20 @@ class Laplace(Method):
         prior_std: prior standard deviation of the weights.
         temperature: values above 1 widen the posterior, which is too narrow if outputs are more strongly correlated
             than the predicted covariance says.
+
+    It raises ValueError for a `SplitNet`, and when predictions are sampled before the end of training.
+
+    Examples:
+        >>> from lrd_uq.bayes import Laplace
+        >>> from lrd_uq.data import Batch
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import DigitsUNet, GaussianNet
+        >>> method = Laplace()
+        >>> net = method.prepare(GaussianNet(DigitsUNet(), LowRankHead(24, rank=8)))
+        >>> x, target = torch.zeros(5, 2, 28, 28), torch.zeros(5, 1, 28, 28)
+        >>> method.after_training(net, lambda: [Batch(x, target, None)])  # JointUncertainty does this
+        >>> [tuple(prediction.mean.shape) for prediction in method.sample_predictions(net, x, T=2)]
+        [(5, 784), (5, 784)]
     """
 
     def __init__(self, prior_std: float = 1.0, temperature: float = 1.0) -> None:

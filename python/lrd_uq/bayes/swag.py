@@ -76,6 +76,22 @@ class Swag(Method):
         snapshots: number of snapshots, evenly spaced.
         columns: rank of the low-rank part: the number of snapshots, counted from the end, that it is built from.
         rate: the constant learning rate, as a fraction of the peak. A higher rate gives a wider distribution.
+
+    Raises:
+        ValueError: if an argument is out of range. Also for networks with batch normalisation, and when predictions are
+            sampled before there are two snapshots.
+
+    Examples:
+        >>> from lrd_uq.bayes import Swag
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import DigitsUNet, GaussianNet
+        >>> method = Swag(start=0.5, snapshots=2, columns=2)
+        >>> net = method.prepare(GaussianNet(DigitsUNet(), LowRankHead(24, rank=8)))
+        >>> for step in range(1, 5):  # JointUncertainty does this after every step
+        ...     method.after_step(net, step, 4)
+        >>> predictions = method.sample_predictions(net, torch.zeros(1, 2, 28, 28), T=2)
+        >>> [tuple(prediction.mean.shape) for prediction in predictions]
+        [(1, 784), (1, 784)]
     """
 
     def __init__(self, start: float = 0.6, snapshots: int = 40, columns: int = 20, rate: float = 0.2) -> None:

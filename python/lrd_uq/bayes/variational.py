@@ -94,6 +94,18 @@ class Variational(Method):
             the same value here the two have the proportions of the evidence lower bound. With 1, the prior outweighs
             the data of the digits configs.
         initial_std: initial standard deviation of every weight.
+
+    It raises ValueError for a backbone without convolutions and linear layers.
+
+    Examples:
+        >>> from lrd_uq.bayes import Variational
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import DigitsUNet, GaussianNet
+        >>> method = Variational(prior_std=0.1)
+        >>> net = method.prepare(GaussianNet(DigitsUNet(), LowRankHead(24, rank=8)))
+        >>> predictions = method.sample_predictions(net, torch.zeros(1, 2, 28, 28), T=2)
+        >>> [tuple(prediction.mean.shape) for prediction in predictions]
+        [(1, 784), (1, 784)]
     """
 
     def __init__(self, prior_std: float = 0.1, kl_weight: float = 0.125, initial_std: float = 0.01) -> None:

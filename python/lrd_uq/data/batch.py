@@ -8,8 +8,19 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """A batch, or a single item without the batch dimension."""
+    """A batch, or a single item without the batch dimension.
 
-    input: Tensor  # [B, ...], the input of the backbone
-    target: Tensor  # [B, outputs, ...], or [B, ..., outputs] for heads with features_last=True
-    mask: Tensor | None  # bool, same shape as target: True where it exists; None if all of it does
+    Attributes:
+        input: [B, ...], the input of the backbone.
+        target: [B, outputs, ...], or [B, ..., outputs] for heads with `features_last=True`.
+        mask: bool, with the shape of target: True where it exists; None if all of it does.
+
+    Examples:
+        >>> from lrd_uq.data import Batch
+        >>> Batch(torch.zeros(5, 2, 28, 28), torch.zeros(5, 1, 28, 28), None).target.shape
+        torch.Size([5, 1, 28, 28])
+    """
+
+    input: Tensor
+    target: Tensor
+    mask: Tensor | None

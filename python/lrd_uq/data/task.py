@@ -22,7 +22,15 @@ EVAL_BATCH_SIZE = 50
 
 
 class Items(Dataset[Batch]):
-    """Items in memory, as a batch of tensors."""
+    """Items in memory, as a batch of tensors.
+
+    Examples:
+        >>> from lrd_uq.data import Batch
+        >>> from lrd_uq.data.task import Items
+        >>> items = Items(Batch(torch.zeros(5, 3), torch.zeros(5, 1), None))
+        >>> len(items), items[0].input.shape
+        (5, torch.Size([3]))
+    """
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -45,6 +53,16 @@ class LazyItems(Dataset[Batch]):
         make: creates an item from its key.
         on_broken: "refuse" raises the error that names the broken file; "skip" warns and leaves the item out.
         keep: cache the items; for items that take long to generate.
+
+    Raises:
+        ValueError: if on_broken is unknown.
+
+    Examples:
+        >>> from lrd_uq.data import Batch
+        >>> from lrd_uq.data.task import LazyItems
+        >>> items = LazyItems([3, 4], lambda n: Batch(torch.full((2,), float(n)), torch.zeros(1), None))
+        >>> items[1].input
+        tensor([4., 4.])
     """
 
     def __init__(
@@ -116,6 +134,16 @@ class Task(L.pytorch.LightningDataModule):
         steps_per_epoch: None for one pass over the training items.
         seed: seed of the split and of the order of the training items.
         workers: number of processes that load items.
+
+    Examples:
+        >>> from lrd_uq.data import Batch
+        >>> from lrd_uq.data.task import Items, Task
+        >>> class Doubled(Task):
+        ...     def datasets(self):
+        ...         x = torch.arange(9.0)[:, None]
+        ...         return tuple(Items(Batch(part, 2 * part, None)) for part in x.chunk(3))
+        >>> Doubled().part("test").target[:, 0]
+        tensor([12., 14., 16.])
     """
 
     style: Style | None = None  # how pictures of the task are drawn
@@ -140,6 +168,7 @@ class Task(L.pytorch.LightningDataModule):
         raise ValueError(f"{type(self).__name__} cannot predict from files")
 
     def setup(self, stage: str | None = None) -> None:
+        """Creates the data sets once; Lightning calls it."""
         if self._datasets is None:
             self._datasets = self.datasets()
 
@@ -157,6 +186,7 @@ class Task(L.pytorch.LightningDataModule):
         return dataset.__getitems__(range(len(dataset)))
 
     def train_dataloader(self) -> DataLoader:
+        """Training batches, in an order that depends only on the seed and the step."""
         items = self.dataset("train")
         order = ResumableBatchSampler(
             len(items), self.batch_size, self.steps_per_epoch, self.seed, **sampler_arguments(self.trainer)
@@ -164,9 +194,11 @@ class Task(L.pytorch.LightningDataModule):
         return self._loader(items, batch_sampler=order)
 
     def val_dataloader(self) -> DataLoader:
+        """Validation batches, in order."""
         return self._loader(self.dataset("val"), batch_size=EVAL_BATCH_SIZE)
 
     def test_dataloader(self) -> DataLoader:
+        """Test batches, in order."""
         return self._loader(self.dataset("test"), batch_size=EVAL_BATCH_SIZE)
 
     def _loader(self, items: Dataset[Batch], **options: Any) -> DataLoader:

@@ -9,12 +9,19 @@ from torch import Tensor
 
 
 class Difference(NamedTuple):
-    """Difference in log-likelihood, paired over images, in nats per image."""
+    """Difference in log-likelihood, paired over images, in nats per image: the result of `paired`.
+
+    Attributes:
+        mean: mean over images.
+        error: standard error of the mean.
+        median: median over images.
+        share_gaining: share of the images with a positive difference.
+    """
 
     mean: float
-    error: float  # standard error of the mean
+    error: float
     median: float
-    share_gaining: float  # share of the images with a positive difference
+    share_gaining: float
 
     def __str__(self) -> str:
         return (
@@ -24,7 +31,13 @@ class Difference(NamedTuple):
 
 
 def paired(better: Tensor, worse: Tensor) -> Difference:
-    """Compares the log-likelihoods [N] of two rows."""
+    """Compares the log-likelihoods [N] of two rows.
+
+    Examples:
+        >>> from lrd_uq.evaluate import paired
+        >>> print(paired(torch.tensor([3.0, 5.0]), torch.tensor([2.0, 2.0])))
+        +2.0 ± 1.0 nats, median image +1.0, 100% of the images gain
+    """
     difference = (better - worse).double()
     error = float(difference.std()) / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
     gaining = float((difference > 0).double().mean())
@@ -32,7 +45,13 @@ def paired(better: Tensor, worse: Tensor) -> Difference:
 
 
 def verdict(claim: str, difference: Difference) -> str:
-    """One line that says whether a claim of the form "A above B" holds."""
+    """One line that says whether a claim of the form "A above B" holds.
+
+    Examples:
+        >>> from lrd_uq.evaluate import paired, verdict
+        >>> verdict("joint above single", paired(torch.tensor([3.0, 5.0]), torch.tensor([2.0, 4.0]))).partition(":")[0]
+        'holds'
+    """
     if difference.mean <= 0:
         return f"DOES NOT HOLD here: {claim} ({difference})"
     if difference.mean < 2 * difference.error:

@@ -7,9 +7,16 @@ from torch import Tensor
 
 
 def unexplained_error(factor: Tensor, error: Tensor) -> Tensor:
-    """`|e - Q Q^T e| / |e|` for errors `e` [B, S]; Q is an orthonormal basis of the columns of `factor` [B, S, R].
+    """The share of errors e [B, S] that lies outside the columns of `factor` [B, S, R]: shape [B].
 
-    [B]: 1 without columns, and 0 if the error is a linear combination of them.
+        |e - Q Q^T e| / |e|,    Q an orthonormal basis of the columns
+
+    It is 1 without columns, and 0 if the error is a linear combination of them.
+
+    Examples:
+        >>> from lrd_uq.evaluate import unexplained_error
+        >>> unexplained_error(torch.tensor([[[1.0], [0.0]]]), torch.tensor([[3.0, 4.0]]))
+        tensor([0.8000])
     """
     if factor.shape[-1] == 0:
         return error.new_ones(len(error))

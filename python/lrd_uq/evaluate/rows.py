@@ -19,14 +19,21 @@ MAX_NUMBERS = 1 << 28  # in the predictions held at once, about 1 GiB
 
 
 class Row(NamedTuple):
-    """One kind of prediction, scored on N images."""
+    """One kind of prediction, scored on N images.
 
-    key: str  # "single", "diagonal", "expected", "joint", "joint 64", "joint 64 unfolded", "mixture"
-    log_probs: Tensor  # [N], nats per image
-    z: Tensor | None  # [N], `standardised_sum` over the existing outputs; None for the mixture
+    Attributes:
+        key: "single", "diagonal", "expected", "joint", "joint 64", "joint 64 unfolded" or "mixture".
+        log_probs: [N], nats per image.
+        z: [N], `standardised_sum` over the existing outputs; None for the mixture.
+    """
+
+    key: str
+    log_probs: Tensor
+    z: Tensor | None
 
     @property
     def mean(self) -> float:
+        """Mean over images, in nats."""
         return float(self.log_probs.double().mean())
 
     @property
@@ -36,13 +43,21 @@ class Row(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """All rows of a network, by key, and the error of its mean."""
+    """The scores of a network, the result of `evaluate`.
+
+    Attributes:
+        rows: the scores of each kind of prediction, by key.
+        rmse: root mean square error of the mean.
+        mae: mean absolute error of the mean.
+        unexplained: `unexplained_error` of a single prediction, averaged over images.
+        no_expected: the reason if there is no row for the expected weights.
+    """
 
     rows: dict[str, Row]
     rmse: float
     mae: float
-    unexplained: float  # `unexplained_error` of a single prediction, averaged over images
-    no_expected: str | None  # the reason if there is no row for the expected weights
+    unexplained: float
+    no_expected: str | None
 
 
 class Predictions(NamedTuple):
@@ -54,7 +69,7 @@ class Predictions(NamedTuple):
 
 
 def collect(method: Method, net: nn.Module, x: Tensor, T: int, mask: Tensor | None) -> Predictions:
-    """Stacks T predictions, for scores that need all of them at once."""
+    """Stacks T predictions for inputs `x` [B, ...], for scores that need all of them at once."""
     means, factors, diags = zip(*method.sample_predictions(net, x, T, mask=mask), strict=True)
     stacked = torch.stack([factor.mT for factor in factors]).mT  # stays rank-major
     return Predictions(torch.stack(means), stacked, torch.stack(diags))
@@ -69,13 +84,27 @@ def evaluate(
     ranks: Sequence[int] = (),
     images_at_once: int | None = None,
 ) -> Evaluation:
-    """Scores a network on a batch, a few images at a time.
+    """Scores a network on a batch of N images, a few at a time: a row for each kind of prediction, with log p [N].
 
     Args:
+        method: the distribution over the weights.
+        net: the network that the method prepared and training filled.
+        batch: inputs, targets and mask.
         T: number of predictions of a Bayesian method.
         ranks: also score the joint Gaussian truncated to these ranks, with the dropped variance folded into the
             diagonal and without.
         images_at_once: None for at most 25, limited so that their predictions hold at most `MAX_NUMBERS` numbers.
+
+    Examples:
+        >>> from lrd_uq.bayes import Dropout
+        >>> from lrd_uq.data import Batch
+        >>> from lrd_uq.evaluate import evaluate
+        >>> from lrd_uq.heads import LowRankHead
+        >>> from lrd_uq.nets import DigitsUNet, GaussianNet
+        >>> net = GaussianNet(DigitsUNet(dropout=0.2), LowRankHead(24, rank=2))
+        >>> scores = evaluate(Dropout(), net, Batch(torch.zeros(3, 2, 28, 28), torch.zeros(3, 1, 28, 28), None), T=2)
+        >>> list(scores.rows)
+        ['joint', 'diagonal', 'mixture', 'expected']
     """
     head = method.members(net)[0].head
     if images_at_once is None:

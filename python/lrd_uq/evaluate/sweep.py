@@ -10,7 +10,14 @@ import lrd_kernels as lrd
 def kept_columns(
     joint: lrd.LowRankMultivariateNormal, ranks: Sequence[int]
 ) -> Iterator[tuple[str, lrd.LowRankMultivariateNormal]]:
-    """Key and Gaussian for each rank below that of the joint, folded and not folded."""
+    """Key and Gaussian for each rank below that of the joint, folded and not folded.
+
+    Examples:
+        >>> from lrd_uq.evaluate import kept_columns
+        >>> joint = lrd.LowRankMultivariateNormal(torch.zeros(1, 9), torch.randn(1, 9, 4), torch.ones(1, 9))
+        >>> {key: gaussian.cov_factor.shape[-1] for key, gaussian in kept_columns(joint, [1, 2, 8])}
+        {'joint 1': 1, 'joint 1 unfolded': 1, 'joint 2': 2, 'joint 2 unfolded': 2}
+    """
     ranks = [rank for rank in ranks if rank < joint.cov_factor.shape[-1]]
     if not ranks:
         return
@@ -23,4 +30,11 @@ def kept_columns(
 
 
 def key_of(rank: int, folded: bool) -> str:
+    """The key of the row for the joint Gaussian truncated to `rank` columns.
+
+    Examples:
+        >>> from lrd_uq.evaluate import key_of
+        >>> key_of(64, folded=False)
+        'joint 64 unfolded'
+    """
     return f"joint {rank}" if folded else f"joint {rank} unfolded"
