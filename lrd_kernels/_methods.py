@@ -14,6 +14,7 @@ from torch import Tensor
 from lrd_kernels import functional, truncation
 from lrd_kernels.linalg import products
 from lrd_kernels.linalg.whitening import Root, root_of
+from lrd_kernels.reference import result_dtype
 
 Index = int | slice | list[int] | Tensor
 Gaussian = TypeVar("Gaussian")  # what methods that make another Gaussian return
@@ -224,9 +225,11 @@ class Operations(Generic[Gaussian]):
             >>> d.modes(1).vectors.abs()[:, 0]
             tensor([0.6000, 0.8000, 0.0000])
         """
-        columns, _, singular = truncation.truncate(*covariance_of(self), k, fold=False)
+        factor, diag = (t.to(result_dtype(t.dtype)) for t in covariance_of(self))  # half types: lengths of columns
+        columns, _, singular = truncation.truncate(factor, diag, k, fold=False)
         lengths = singular.to(columns.dtype)[..., None, :]
-        return Modes(torch.where(lengths > 0, columns / lengths, 0), singular.to(columns.dtype))
+        vectors = torch.where(lengths > 0, columns / lengths, 0)
+        return Modes(vectors.to(self.loc.dtype), singular.to(self.loc.dtype))
 
     def whiten(self, value: Tensor) -> Tensor:
         """Maps a value [..., S] to independent standard normal noise [..., S]; `unwhiten` is the inverse.

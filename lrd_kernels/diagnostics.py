@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lrd_kernels import _validate, functional
 from lrd_kernels._policy import CHOLESKY_CONDITION, FLOAT32_CONDITION, GRADIENT_CONDITION
-from lrd_kernels.linalg import capacitance
+from lrd_kernels.linalg import capacitance, rotation
 from lrd_kernels.linalg.eigen import Covariance, lanczos, power
 
 __all__ = [
@@ -49,7 +49,7 @@ def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | Non
         (tensor(4., dtype=torch.float64), tensor(4., dtype=torch.float64))
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
-    spectrum = _eigenvalues(capacitance.gram(cov_factor, None, mask))
+    spectrum = _spectrum(cov_factor, mask)
     lower, upper = _bounds(spectrum, _sortable(cov_diag, mask, torch.inf), _sortable(cov_diag, mask, -torch.inf))
     batches = [cov_factor.shape[:-2], cov_diag.shape[:-1]] + ([] if mask is None else [mask.shape[:-1]])
     shape = torch.broadcast_shapes(*batches)
@@ -221,7 +221,7 @@ def diagnose(cov_factor: Tensor, cov_diag: Tensor, eps: float | None = None) -> 
         _validate.non_negative("eps", eps)
     bad = (~cov_factor.isfinite()).sum((-2, -1)) + (~(cov_diag.isfinite() & (cov_diag > 0))).sum(-1)
     weighted = capacitance.gram(cov_factor, cov_diag)
-    spectrum = _eigenvalues(capacitance.gram(cov_factor))
+    spectrum = _spectrum(cov_factor, None)
     lower, upper = _bounds(spectrum, cov_diag.double(), cov_diag.double())
     diag = cov_diag.double()
     S = diag.shape[-1]
@@ -251,11 +251,14 @@ def _sortable(cov_diag: Tensor, mask: Tensor | None, absent: float) -> Tensor:
     return diag if mask is None else torch.where(mask, diag, absent)
 
 
-def _eigenvalues(gram: Tensor) -> Tensor:
-    """[..., R] in ascending order, clamped at 0; NaN for a matrix that is not finite."""
-    good = gram.isfinite().all(-1).all(-1)[..., None]
-    values = torch.linalg.eigvalsh(torch.where(good[..., None], gram, 0)).clamp(min=0)
-    return torch.where(good, values, torch.nan)
+def _spectrum(cov_factor: Tensor, mask: Tensor | None) -> Tensor:
+    """Eigenvalues of P^T P [..., R] in ascending order; NaN if a number is not finite."""
+    if cov_factor.shape[-1] < cov_factor.shape[-2]:
+        values = capacitance.eigenvectors(capacitance.gram(cov_factor, None, mask))[0].clamp(min=0)
+    else:  # few outputs: the small ones matter beside the diagonal
+        factor = cov_factor if mask is None else torch.where(mask[..., None], cov_factor, 0)
+        values = rotation.singular_basis(factor)[0].square()
+    return values.flip(-1)
 
 
 def _bounds(spectrum: Tensor, ascending_last: Tensor, descending_last: Tensor) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,5 @@ def cholesky_by_qr(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = N
     views = BatchViews(cov_factor, cov_diag, mask, ())
     own_mask = None if mask is None else views.gaussians(mask)
     rows = qr.Rows(views.factor(cov_factor), views.gaussians(cov_diag).double(), None, own_mask)
-    inverse, summary, *_ = qr.factorise(rows)
-    eye = torch.eye(inverse.shape[-1], dtype=inverse.dtype, device=inverse.device)
-    chol = torch.linalg.solve_triangular(inverse, eye, upper=False)
-    return views.from_gaussians(chol.masked_fill(summary[:, 0].isinf()[:, None, None], torch.nan))
+    chol = qr.regularised(rows.decomposed(values=False)).triangle.mT
+    return views.from_gaussians(chol.masked_fill(~rows.finite()[:, None, None], torch.nan))

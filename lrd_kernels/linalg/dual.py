@@ -12,7 +12,9 @@ from torch import Tensor
 
 from lrd_kernels._policy import QR_GROWTH
 from lrd_kernels.linalg.qr import Rows
-from lrd_kernels.linalg.qr_inverse import Part
+from lrd_kernels.linalg.qr_inverse import Inverse, Part
+
+RESOLVED = 1e-6  # pivots below this share of their column lose more digits than its capacitance would
 
 
 class Dual:
@@ -26,6 +28,9 @@ class Dual:
         deviation = torch.where(rows.root == 0, 1, rows.root.reciprocal())  # a masked output is independent
         stacked = torch.cat([self._P.gather(2, order).mT, torch.diag_embed(deviation)], 1)
         root = torch.geqrf(stacked)[0][:, : rows.S].triu()
+        lengths = stacked.norm(dim=1)
+        # [B]; columns that depend on one another, whose small pivots are rounding, are better served by `Inverse`
+        self.resolved = (root.diagonal(dim1=-2, dim2=-1).abs() > RESOLVED * lengths).all(-1)
         self._logdet = 2 * root.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
         eye = torch.eye(rows.S, dtype=root.dtype, device=root.device).expand_as(root)
         self._half = torch.linalg.solve_triangular(root, eye, upper=True)  # Sigma^-1 = half half^T
@@ -46,3 +51,17 @@ class Dual:
     def parts(self) -> Iterator[tuple[slice, Part]]:
         """All rows, in one chunk."""
         yield slice(0, self._rows.S), Part(self._a, self._times(self._P), self._half.square().sum(-1))
+
+
+class Either:
+    """`Dual` for the items that it resolves, `Inverse` for the others: for small ranks, where both are cheap."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._dual, self._inverse = Dual(rows), Inverse(rows)
+        self._chosen = self._dual.resolved[:, None, None]
+        self.z = torch.where(self._chosen, self._dual.z, self._inverse.z)
+
+    def parts(self) -> Iterator[tuple[slice, Part]]:
+        for (rows, dual), (_, inverse) in zip(self._dual.parts(), self._inverse.parts(), strict=True):
+            a, W = (torch.where(self._chosen, *both) for both in zip(dual[:2], inverse[:2], strict=True))
+            yield rows, Part(a, W, torch.where(self._chosen[..., 0], dual.t, inverse.t))
