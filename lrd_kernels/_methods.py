@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from lrd_kernels import functional, truncation
+from lrd_kernels import _validate, functional, truncation
 from lrd_kernels.linalg import products
 from lrd_kernels.linalg.whitening import Root, root_of
 from lrd_kernels.reference import result_dtype
@@ -143,6 +143,7 @@ class Operations(Generic[Gaussian]):
         """
         S = self.loc.shape[-1]
         known = _positions(index, S, self.loc.device)
+        _validate.floating("value", value)
         if value.shape[-1:] != known.shape:
             raise ValueError(f"value must have shape [..., {len(known)}], as index; got {tuple(value.shape)}")
         other = torch.ones(S, dtype=torch.bool, device=self.loc.device)
@@ -179,8 +180,11 @@ class Operations(Generic[Gaussian]):
             (tensor([1., 1.]), tensor([1.5000, 1.5000]))
         """
         S = self.loc.shape[-1]
-        if weights.shape[-1] != S or weights.dim() > 2:
+        _validate.is_tensor("weights", weights)
+        if weights.dim() not in (1, 2) or weights.shape[-1] != S:
             raise ValueError(f"weights must be [K, {S}], or labels [{S}]; got {tuple(weights.shape)}")
+        if weights.dtype == torch.bool or weights.is_complex():
+            raise TypeError(f"weights must be floating-point, or integer labels; got {weights.dtype}")
         if weights.dim() == 1 and not weights.is_floating_point():
             weights = _region_weights(weights, reduction)
         weights = weights.reshape(-1, S).double()
@@ -203,6 +207,11 @@ class Operations(Generic[Gaussian]):
             >>> d.correlation(0)
             tensor([1.0000, 0.5000, 0.0000])
         """
+        S = self.loc.shape[-1]
+        if isinstance(index, (bool, float)) or not hasattr(index, "__index__"):
+            raise TypeError(f"index must be an integer; got {type(index).__name__}")
+        if not -S <= index < S:
+            raise IndexError(f"index must be from {-S} to {S - 1}; got {index}")
         factor, diag = covariance_of(self)
         diag = diag.double()
         deviation = (diag + products.row_squares(factor)).sqrt()
@@ -244,6 +253,7 @@ class Operations(Generic[Gaussian]):
             >>> d.whiten(torch.ones(3)).square().sum()  # the squared Mahalanobis distance
             tensor(1.6667)
         """
+        self._check_vector("value", value)
         return self._root().whiten(value.double() - self.loc.double()).to(self.loc.dtype)
 
     def unwhiten(self, noise: Tensor) -> Tensor:
@@ -260,7 +270,13 @@ class Operations(Generic[Gaussian]):
             >>> torch.allclose(d.unwhiten(d.whiten(value)), value)
             True
         """
+        self._check_vector("noise", noise)
         return (self.loc.double() + self._root().unwhiten(noise.double())).to(self.loc.dtype)
+
+    def _check_vector(self, name: str, vector: Tensor) -> None:
+        _validate.floating(name, vector)
+        if vector.shape[-1:] != self.loc.shape[-1:]:
+            raise ValueError(f"{name} must have shape [..., {self.loc.shape[-1]}]; got {tuple(vector.shape)}")
 
     def _root(self) -> Root:
         factor, diag = covariance_of(self)
@@ -433,5 +449,7 @@ def _region_weights(labels: Tensor, reduction: str) -> Tensor:
     if reduction not in ("sum", "mean"):
         raise ValueError(f"reduction must be 'sum' or 'mean'; got {reduction!r}")
     regions = int(labels.max()) + 1 if labels.numel() else 0
+    if regions > len(labels):
+        raise ValueError(f"labels must be below the number of outputs, {len(labels)}; got {regions - 1}")
     weights = (labels == torch.arange(max(regions, 0), device=labels.device)[:, None]).double()
     return weights / weights.sum(-1, keepdim=True).clamp(min=1) if reduction == "mean" else weights

@@ -97,6 +97,13 @@ class LowRankMultivariateNormal(Operations["LowRankMultivariateNormal"], TorchLo
         new._validate_args = self._validate_args
         return new
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: an instance of torch's class opens without this package."""
+        state = {name: value for name, value in vars(self).items() if name != "_factorisation"}
+        if not isinstance(self, LowRankMultivariateNormal):
+            state["_capacitance_tril"] = self._capacitance_tril
+        return state
+
     @lazy_property
     def _capacitance_tril(self) -> Tensor:
         """Cholesky factor of `I + P^T D^-1 P`. torch's class computes it eagerly, and third-party code reads it."""

@@ -363,7 +363,9 @@ def latent_mean(diff: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
     if chosen == "reference":
         x = reference.solve(diff, cov_factor, cov_diag)
         return products.project(cov_factor, x[..., None, :])[..., 0, :]
-    return Solve.apply(diff, cov_factor, cov_diag, PRECISIONS["auto"], chosen)[1]
+    x, z = Solve.apply(diff, cov_factor, cov_diag, PRECISIONS["auto"], chosen)
+    _validate.check_result(x[..., :1], cov_factor, cov_diag, None, value=diff)
+    return z
 
 
 def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
@@ -407,8 +409,10 @@ def terms(
             qr=PRECISIONS[precision] == QR,
         )
     else:
-        how = PRECISIONS[precision if cov_factor.shape[-1] else "auto"]  # without columns there is nothing for QR to do
-        if reference.is_wide(cov_factor):
+        how = PRECISIONS[precision]
+        if 0 in (*cov_factor.shape, *cov_diag.shape):
+            how = PRECISIONS["auto"]  # there is nothing to factorise
+        elif reference.is_wide(cov_factor):
             how = QR  # the capacitance would have eigenvalues of 1 beside far larger ones
         wanted = Terms(maha, logdet, constant, eps, how, chosen)
         result = weighted_terms(Arguments(value, loc, cov_factor, cov_diag, mask), wanted, factorisation)

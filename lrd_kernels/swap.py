@@ -25,6 +25,7 @@ _REPLACED = (
     "scale_tril",
     "precision_matrix",
     "_capacitance_tril",
+    "__getstate__",
 )
 # The signatures and instance attributes that torch's class must have for its methods to be replaced.
 _PARAMETERS = {

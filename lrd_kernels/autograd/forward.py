@@ -135,7 +135,8 @@ def of_factors(inputs: OpInputs, factors: Tensor) -> tuple[Tensor, OpInputs]:
 
 def _factors_of(items: Tensor, inputs: OpInputs) -> Tensor:
     """The positions of the factors that the marked Gaussians [B] use."""
-    return items.reshape(inputs.cov_factor.shape[0], -1).any(-1).nonzero()[:, 0]
+    F = inputs.cov_factor.shape[0]
+    return items.reshape(F, len(items) // max(F, 1)).any(-1).nonzero()[:, 0]
 
 
 def rows_of(inputs: OpInputs) -> Rows:

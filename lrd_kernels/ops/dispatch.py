@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import warnings
+from contextvars import ContextVar
 from types import TracebackType
 from typing import NamedTuple, NoReturn
 
@@ -31,7 +32,17 @@ class BackendStatus(NamedTuple):
     detail: str
 
 
-_forced: str | None = None
+# The settings of `use_backend` in force, the last of which counts: one tuple per thread or asynchronous task.
+_settings: ContextVar[tuple[use_backend, ...]] = ContextVar("lrd_kernels_backend", default=())
+_traced: str | None = None  # the name set last in any thread, for compiled code, which cannot read a ContextVar
+
+
+def forced() -> str | None:
+    """The backend that `use_backend` sets, or None."""
+    if torch.compiler.is_compiling():
+        return _traced
+    settings = _settings.get()
+    return settings[-1].name if settings else None
 
 
 def backends() -> dict[str, BackendStatus]:
@@ -108,7 +119,7 @@ def _serves(name: str, device_type: str) -> bool:
 
 def choose(asked: str | None, device_type: str) -> str:
     """The backend for tensors on `device_type`. Raises an error if a backend requested by name is unavailable."""
-    name = asked if asked is not None else _forced
+    name = asked if asked is not None else forced()
     if name is None:
         own = ("triton", "cuda") if device_type == "cuda" else ("cpu",)
         served = next((name for name in own if _serves(name, device_type)), "reference")
@@ -177,8 +188,9 @@ def has_nan(result: Tensor) -> bool:
 class use_backend:
     """Sets the backend of all calls without a `backend` argument, as a function or as a context manager.
 
-    A plain call such as `use_backend("reference")` applies until the next one; None restores the automatic choice. The
-    setting is process-wide.
+    A plain call such as `use_backend("reference")` applies until the next one, or to the end of the `with` block around
+    it; None restores the automatic choice. As with `torch.set_grad_enabled`, a setting belongs to the thread (or
+    asynchronous task) that made it. Blocks may be left in any order. `torch.compile` traces with the setting made last.
 
     Raises:
         ValueError: if there is no backend of that name.
@@ -191,18 +203,38 @@ class use_backend:
     """
 
     def __init__(self, name: str | None) -> None:
-        global _forced
         _check_name(name)
         if name is not None and not (status := backends()[name]).available:
             raise RuntimeError(f"backend {name!r} is not available: {status.detail}")
-        self._previous = _forced
-        _forced = name
+        self.name = name
+        self._is_block = False
+        _set((*_without_calls_after_last_block(_settings.get()), self))
 
     def __enter__(self) -> use_backend:
+        self._is_block = True
+        if self not in _settings.get():  # made in another thread, or entered again
+            _set((*_settings.get(), self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        global _forced
-        _forced = self._previous
+        settings = _settings.get()
+        if self in settings:
+            at = settings.index(self)
+            later = settings[at + 1 :]
+            while later and not later[0]._is_block:  # plain calls of this block
+                later = later[1:]
+            _set((*settings[:at], *later))
+
+
+def _without_calls_after_last_block(settings: tuple[use_backend, ...]) -> tuple[use_backend, ...]:
+    while settings and not settings[-1]._is_block:
+        settings = settings[:-1]
+    return settings
+
+
+def _set(settings: tuple[use_backend, ...]) -> None:
+    global _traced
+    _settings.set(settings)
+    _traced = settings[-1].name if settings else None

@@ -27,8 +27,8 @@ def python_blocks(page):
 def clean(tmp_path, monkeypatch):
     """Snippets may write files, patch torch's class and choose a backend."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lrd_kernels.ops.dispatch._forced", None)
-    yield
+    with lrd.use_backend(None):  # what a snippet sets ends with the block
+        yield
     for patch in list(swap._active):
         patch.undo()
 

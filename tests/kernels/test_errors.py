@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 
 import lrd_kernels as lrd
 from lrd_kernels import testing
+from lrd_kernels.ops import dispatch
 
 GOOD = testing.make_inputs((2,), 10, 3)
 
@@ -141,6 +143,90 @@ def test_use_backend_nests_and_restores():
     finally:
         lrd.reference.terms = original
         lrd.use_backend(None)
+
+
+def test_use_backend_is_left_in_any_order():
+    first, second = lrd.use_backend("reference"), lrd.use_backend("cpu")
+    first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    assert dispatch.choose(None, "cpu") == "cpu"
+    second.__exit__(None, None, None)
+    assert dispatch.forced() is None
+    with lrd.use_backend("cpu"):
+        lrd.use_backend("reference")  # a plain call lasts to the end of its block
+        assert dispatch.choose(None, "cpu") == "reference"
+    assert dispatch.forced() is None
+
+
+def test_use_backend_is_the_setting_of_its_thread():
+    seen, stop = set(), threading.Event()
+
+    def other():
+        while not stop.is_set():
+            with lrd.use_backend("reference"):
+                pass
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    for _ in range(2000):
+        seen.add(dispatch.choose(None, "cpu"))
+    stop.set()
+    thread.join()
+    assert seen == {"cpu"}
+
+
+NORMAL = lrd.LowRankMultivariateNormal(torch.zeros(6), torch.ones(6, 2), torch.ones(6))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: NORMAL.condition([0, 1], [1.0, 2.0]), TypeError, "value must be a torch.Tensor; got list"),
+        (lambda: NORMAL.condition([0, 1], torch.zeros(3)), ValueError, r"value must have shape \[..., 2\]"),
+        (lambda: NORMAL.condition([0, 1], torch.tensor([torch.nan, 0.0])), ValueError, r"value\[0\] must be finite"),
+        (lambda: NORMAL.condition([6], torch.zeros(1)), IndexError, "out of bounds"),
+        (lambda: NORMAL.condition([1, 1], torch.zeros(2)), ValueError, "index must not name an output twice"),
+        (lambda: NORMAL.marginal([0.5]), TypeError, "index must be a slice, integer positions or a bool mask"),
+        (lambda: NORMAL.marginal(torch.ones(5, dtype=torch.bool)), ValueError, r"bool index must have shape \[6\]"),
+        (lambda: NORMAL.aggregate([1.0] * 6), TypeError, "weights must be a torch.Tensor; got list"),
+        (lambda: NORMAL.aggregate(torch.ones(5)), ValueError, r"weights must be \[K, 6\], or labels \[6\]"),
+        (lambda: NORMAL.aggregate(torch.tensor(1.0)), ValueError, r"weights must be \[K, 6\], or labels \[6\]"),
+        (
+            lambda: NORMAL.aggregate(torch.full((6,), 2**40)),
+            ValueError,
+            "labels must be below the number of outputs, 6",
+        ),
+        (lambda: NORMAL.aggregate(torch.ones(6, dtype=torch.bool)), TypeError, "weights must be .* got torch.bool"),
+        (lambda: NORMAL.correlation(1.5), TypeError, "index must be an integer; got float"),
+        (lambda: NORMAL.correlation(6), IndexError, "index must be from -6 to 5; got 6"),
+        (lambda: NORMAL.whiten([0.0] * 6), TypeError, "value must be a torch.Tensor; got list"),
+        (lambda: NORMAL.unwhiten(torch.zeros(5)), ValueError, r"noise must have shape \[..., 6\]; got \(5,\)"),
+        (lambda: lrd.matvec(1.0, torch.ones(6, 2), torch.ones(6)), TypeError, "vec must be a torch.Tensor; got float"),
+    ],
+)
+def test_methods_name_the_argument(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_positions_of_any_integer_type(kind):
+    chosen = torch.tensor([4, 2], dtype=kind)
+    assert NORMAL.marginal(chosen).loc.shape == (2,)
+    assert NORMAL.condition(chosen, torch.zeros(2)).loc.shape == (4,)
+
+
+def test_nothing_at_all_has_a_defined_result():
+    P, D = torch.zeros(0, 3), torch.zeros(0)
+    assert lrd.log_prob(D, D, P, D) == 0
+    assert lrd.solve(D, P, D).shape == lrd.matvec(D, P, D).shape == (0,)
+    batch = torch.zeros(0, 5, 2), torch.ones(0, 5)
+    assert lrd.logdet(*batch).shape == (0,)
+    assert lrd.solve(torch.ones(0, 5), *batch).shape == lrd.rsample(torch.zeros(0, 5), *batch).shape == (0, 5)
+    assert lrd.truncate(*batch, 1)[0].shape == (0, 5, 1)
+    empty = lrd.LowRankMultivariateNormal(torch.zeros(0, 5), *batch)
+    assert empty.whiten(torch.zeros(0, 5)).shape == empty.correlation(1).shape == (0, 5)
+    assert empty.condition([1], torch.zeros(0, 1)).loc.shape == (0, 4)
 
 
 BAD = [

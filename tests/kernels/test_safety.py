@@ -270,17 +270,19 @@ def test_qr_in_compiled_and_transformed_code():
     torch.testing.assert_close(gradient, testing.value_and_grads(lrd.log_prob, inputs)[2])
 
 
-def nearly_equal_columns(gap, S=60, dtype=torch.float64):
+def nearly_equal_columns(gap, S=60, dtype=torch.float64, scale=1e6):
     """Two columns that differ by `gap` of their length: the capacitance's growth is about 1 / gap^2."""
     inputs = testing.make_inputs((), S, 3, dtype=dtype)
-    inputs.cov_factor.mul_(1e6)
+    inputs.cov_factor.mul_(scale)
     inputs.cov_factor[:, 1] = inputs.cov_factor[:, 0] + gap * inputs.cov_factor[:, 1]
     return inputs
 
 
-@pytest.mark.parametrize(("gap", "by_qr"), [(1e-4, False), (1e-6, True), (0.0, True)])
-def test_auto_takes_qr_beyond_cholesky(gap, by_qr):
-    inputs = nearly_equal_columns(gap)
+@pytest.mark.parametrize(
+    ("gap", "scale", "by_qr"), [(1e-4, 1e3, False), (1e-4, 1e6, True), (1e-6, 1e6, True), (0.0, 1e6, True)]
+)
+def test_auto_takes_qr_beyond_cholesky(gap, scale, by_qr):
+    inputs = nearly_equal_columns(gap, scale=scale)
     auto = lrd.log_prob(*inputs)
     assert torch.equal(auto, lrd.log_prob(*inputs, precision="qr")) == by_qr
     truth = testing.extended_log_prob(inputs)[0]

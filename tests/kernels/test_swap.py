@@ -1,6 +1,9 @@
 """patch_torch: in place, nested, exception-safe, undone exactly."""
 
 import copy
+import pickle
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -82,8 +85,8 @@ def test_instances_cross_the_border_both_ways():
     with lrd.patch_torch():
         torch.testing.assert_close(before.log_prob(value), expected)
         made = Torchs(LOC, FACTOR, DIAG)
-        copies = [copy.deepcopy(made), made.expand((4, 2))]
         assert "_capacitance_tril" not in vars(made)
+        copies = [copy.deepcopy(made), made.expand((4, 2))]
     torch.testing.assert_close(made.log_prob(value), expected)
     for other in copies:
         torch.testing.assert_close(other.log_prob(value), expected.expand(other.batch_shape))
@@ -180,3 +183,21 @@ def test_threads_that_enter_and_leave_leave_torchs_class_as_it_was(monkeypatch):
         for done in [threads.submit(enter_and_leave) for _ in range(4)]:
             done.result()
     assert dict(vars(Torchs)) == before
+
+
+def test_a_distribution_pickled_under_the_patch_opens_without_the_package(tmp_path):
+    loc, factor, diag = torch.randn(5), torch.randn(5, 2), torch.rand(5) + 0.5
+    with lrd.patch_torch():
+        made = torch.distributions.LowRankMultivariateNormal(loc, factor, diag)
+        wanted = made.log_prob(loc + 1)
+        (tmp_path / "made").write_bytes(pickle.dumps(made))
+        assert torch.equal(copy.deepcopy(made).log_prob(loc + 1), wanted)
+    torch.save(loc + 1, tmp_path / "value")
+    code = (
+        "import pickle, sys, torch\n"
+        "made = pickle.loads(open('made', 'rb').read())\n"
+        "print(float(made.log_prob(torch.load('value'))))\n"
+        "assert 'lrd_kernels' not in sys.modules\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert float(said) == pytest.approx(float(wanted), rel=1e-5)
