@@ -261,7 +261,7 @@ static void log_prob_bwd_rows(const GaussianInputs* gaussians, const GramGrads* 
       write_zeros<T>(g, to, begin, n);
       continue;
     }
-    read_diag<T>(g, begin, n, rows);
+    read_diag<T, false>(g, begin, n, rows);
     read_columns<T, A>(g.factor, g.mask, begin, n, x, ld);
     const bool in_registers =
         std::is_same_v<A, double> && count == 1 && g.N == 1 && R >= 1 && R <= kRegisterRank && to.value_info[0] == 0;
