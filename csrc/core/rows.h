@@ -194,6 +194,11 @@ static double read_diag(const GaussianInputs& g, int64_t begin, int64_t n, RowSc
   return bad == 0 ? log_diag : std::numeric_limits<double>::quiet_NaN();
 }
 
+// dD becomes d/d raw = dD exp(raw) = dD (D - eps) where D comes from it; a masked row has D = 1 and dD = 0.
+static inline void scale_grad_diag(const GaussianInputs& g, RowScratch rows, double* grad_diag, int64_t n) {
+  for (int64_t i = 0; g.exp_diag && i < n; ++i) grad_diag[i] *= rows.diag[i] - g.eps;
+}
+
 // sum w_i r_i^2 in sixteen independent sums.
 static double weighted_square(const double* r, const double* w, int64_t n) {
   constexpr int kWays = 16;
