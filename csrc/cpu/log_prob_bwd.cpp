@@ -141,6 +141,13 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
   const double* from_inverse = chol_inv.const_data_ptr<double>();
   const Summary* from_summary = reinterpret_cast<const Summary*>(summary.const_data_ptr<double>());
 
+  const Items each(in);
+  const double* from_z = z.const_data_ptr<double>();
+  const int32_t* from_info = value_info.const_data_ptr<int32_t>();
+  const int64_t grad_step = need_factor ? grad_factor.stride(0) : 0;
+  const int64_t grad_stride_s = need_factor ? grad_factor.stride(1) : 0;
+  const int64_t grad_stride_r = need_factor ? grad_factor.stride(2) : 0;
+
   // The Gaussians of factor f with their L^-1 padded in the compute type.
   struct Prepared {
     explicit Prepared(int64_t bytes) : inverses(bytes) {}
@@ -158,23 +165,23 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
     Arena arena(to.inverses.as<void>());
     for (int64_t k = 0; k < shared; ++k) {
       const int64_t b = f * shared + k;
-      to.items[k] = in.item(b);
+      to.items[k] = each[b];
       to.grads[k] = {nullptr,
                      nullptr,
                      0,
-                     z.const_data_ptr<double>() + b * N * R,
+                     from_z + b * N * R,
                      grad_maha.data() + b * N,
                      grad_logdet[b],
-                     need_factor ? to_factor + f * grad_factor.stride(0) * element : nullptr,
-                     need_factor ? grad_factor.stride(1) : 0,
-                     need_factor ? grad_factor.stride(2) : 0,
+                     need_factor ? to_factor + f * grad_step * element : nullptr,
+                     grad_stride_s,
+                     grad_stride_r,
                      need_diag ? to_diag + b * S * element : nullptr,
                      need_loc ? to_loc + b * locs * S * element : nullptr,
                      S,
                      sum_loc,
                      from_inverse + b * R * R,
                      std::isinf(from_summary[b].growth),
-                     value_info.const_data_ptr<int32_t>() + b * N,
+                     from_info + b * N,
                      streamed};
       if (to.compute == Compute::f64)
         put_inverse<double>(arena, from_inverse + b * R * R, R, &to.grads[k]);
