@@ -208,7 +208,9 @@ static void log_prob_bwd_small(const GaussianInputs& g, const GramGrads& to, int
   bool direct = false;
   int64_t target_stride = by_rows ? R : ld;
   if constexpr (std::is_same_v<T, E>) {
-    direct = factor && !to.streamed && (by_rows ? to.factor_stride_r == 1 && R >= 4 : to.factor_stride_s == 1);
+    const bool collide = !by_rows && columns_collide(R, to.factor_stride_r, kLanes * sizeof(T), sizeof(T));
+    direct =
+        factor && !to.streamed && (by_rows ? to.factor_stride_r == 1 && R >= 4 : to.factor_stride_s == 1 && !collide);
     if (direct) target = factor, target_stride = by_rows ? to.factor_stride_s : to.factor_stride_r;
   }
   const int64_t row = by_rows ? target_stride : 1, column = by_rows ? 1 : target_stride;

@@ -44,12 +44,21 @@ static void copy_rows(const MatrixView& P, int64_t begin, int64_t n, bool by_row
     for (int64_t i = 0; i < n; ++i)
       for (int64_t j = 0; j < P.R; ++j) out[i * stride + j] = E(load(from[i * P.stride_s + j * P.stride_r]));
   } else if (P.stride_s == 1) {
-    for (int64_t j = 0; j < P.R; ++j)
+    for (int64_t j = 0; j < P.R; ++j) {
+      prefetch_next(from + j * P.stride_r, n, P.S - begin);
       for (int64_t i = 0; i < n; ++i) out[j * stride + i] = E(load(from[j * P.stride_r + i]));
+    }
   } else {
     for (int64_t j = 0; j < P.R; ++j)
       for (int64_t i = 0; i < n; ++i) out[j * stride + i] = E(load(from[j * P.stride_r + i * P.stride_s]));
   }
+}
+
+// Whether lines of so many columns evict one another from the first-level cache before they are used up: a vector takes
+// a part of each, and columns a power of two apart share a set of, as a rule, eight lines.
+static inline bool columns_collide(int64_t R, int64_t stride, int64_t vector_bytes, int64_t element) {
+  constexpr int64_t kLine = 64, kSets = 2048;
+  return vector_bytes < kLine && R * (kLine / vector_bytes) > 16 && stride * element % kSets == 0;
 }
 
 // Rows [begin, begin + n) of P, where they lie if they can be loaded from there, else in `buffer`, of ld rows, ld a
@@ -59,7 +68,8 @@ static RowBlock<Wide<T>> row_block(const MatrixView& P, int64_t begin, int64_t n
                                    int64_t ld) {
   const bool by_rows = reads_by_rows(P);
   if constexpr (std::is_same_v<T, Wide<T>>) {
-    if (by_rows ? P.stride_r == 1 && P.stride_s >= P.R : P.stride_s == 1) {
+    const bool collide = !by_rows && columns_collide(P.R, P.stride_r, lanes * sizeof(T), sizeof(T));
+    if (by_rows ? P.stride_r == 1 && P.stride_s >= P.R : P.stride_s == 1 && !collide) {
       int64_t whole = n / lanes * lanes;
       if (by_rows && P.R < 4 && begin + whole == P.S && whole > 0) whole -= lanes;  // four entries are touched
       return {static_cast<const T*>(P.data) + begin * P.stride_s, by_rows ? P.stride_s : P.stride_r, by_rows, whole,

@@ -1,6 +1,7 @@
 // All kernel checks with every instruction set of this machine. Built with the address and undefined-behaviour
 // sanitizers (`make sanitize`): the first byte too many is fatal.
 #include <cstdio>
+#include <initializer_list>
 
 #include "kernel_checks.h"
 

@@ -27,3 +27,10 @@ def test_the_edges_of_blocks(isa, R):
 def test_many_values(isa):
     for R, N in [(1, 16), (8, 16), (16, 15), (5, 17), (16, 33)]:
         assert core.wrong_numbers(isa, 70, R, N) == 0, f"R = {R}, N = {N}"
+
+
+@pytest.mark.parametrize("isa", core.available_isas())
+def test_columns_a_power_of_two_apart(isa):
+    """They share lines of the first-level cache, and go through a buffer."""
+    for R in (5, 8, 9, 16):
+        assert core.wrong_numbers(isa, 1024, R, 1) == 0, f"R = {R}"
