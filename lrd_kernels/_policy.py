@@ -32,6 +32,10 @@ FLOAT32_RANK = 32  # from this rank on, the CPU tries float32 products
 # of the Gram sums is larger in L^-1 than it would be for orthogonal columns.
 FLOAT32_GROWTH = 8.0
 HIGH_LEVERAGE = 0.1  # rows of higher leverage h are computed in float64, because 1 - h cancels
+# So are rows of a larger weight 1 / D, and every row where the diagonal of L^-1 has a smaller entry: they come near the
+# limits of float32's range.
+FLOAT32_WEIGHT = 1e18
+FLOAT32_INVERSE = 1e-18
 
 # ---- the Cholesky factorisation of the capacitance ----
 

@@ -4,6 +4,7 @@
 // Included only by the per-instruction-set sources.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -13,6 +14,7 @@
 #include "policy.h"
 #include "rows.h"
 #include "simd.h"
+#include "small_backward.h"
 #include "small_dense.h"
 
 namespace lrd {
@@ -125,60 +127,6 @@ static void combine(A* grad, int64_t ld, int64_t R, int64_t n, const ValueChunk<
   if (values.many()) multiply<A>(values.z, 1, values.ld_z, R, values.scales, ld, values.count, n, grad, true);
 }
 
-// One value, one Gaussian, a rank known when this is compiled: a vector of rows stays in registers from p to dP, which
-// replaces x. `diff` becomes the gradient for loc, `grad_diag` that for D.
-template <class A, int R>
-static void bwd_in_registers(A* x, int64_t ld, int64_t n, const A* chol_inv, int64_t ld_inv, const double* z, double cm,
-                             double cl, const A* weight, A* diff, A* grad_diag) {
-  typedef typename Tile<A>::Vector Vector;
-  typedef typename Tile<A>::Unaligned Unaligned;
-  constexpr int kLanes = Tile<A>::kLanes;
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Vector w = *reinterpret_cast<const Unaligned*>(weight + i);
-    Vector p[R], v[R];
-    Vector residual = *reinterpret_cast<const Unaligned*>(diff + i);
-#pragma GCC unroll 16
-    for (int j = 0; j < R; ++j) {
-      p[j] = *reinterpret_cast<const Unaligned*>(x + j * ld + i);
-      residual -= p[j] * A(z[j]);
-    }
-    Vector norm = {};
-#pragma GCC unroll 16
-    for (int c = 0; c < R; ++c) {
-      v[c] = p[0] * chol_inv[c * ld_inv];
-#pragma GCC unroll 16
-      for (int k = 1; k <= c; ++k) v[c] += p[k] * chol_inv[c * ld_inv + k];
-      norm += v[c] * v[c];
-    }
-    const Vector a = w * residual;
-    const Vector pull = a * A(-2.0 * cm);
-    const Vector scale = w * A(2.0 * cl);
-    *reinterpret_cast<Unaligned*>(grad_diag + i) = w * (A(1) - w * norm) * A(cl) - a * a * A(cm);
-    *reinterpret_cast<Unaligned*>(diff + i) = pull;
-#pragma GCC unroll 16
-    for (int j = 0; j < R; ++j) {
-      Vector q = v[j] * chol_inv[j * ld_inv + j];
-#pragma GCC unroll 16
-      for (int c = j + 1; c < R; ++c) q += v[c] * chol_inv[c * ld_inv + j];
-      *reinterpret_cast<Unaligned*>(x + j * ld + i) = pull * A(z[j]) + scale * q;
-    }
-  }
-}
-
-constexpr int64_t kRegisterRank = 8;
-
-template <class A>
-using RegisterKernel = void (*)(A*, int64_t, int64_t, const A*, int64_t, const double*, double, double, const A*, A*,
-                                A*);
-
-template <class A>
-static RegisterKernel<A> register_kernel(int64_t R) {
-  static constexpr RegisterKernel<A> kernels[kRegisterRank] = {
-      bwd_in_registers<A, 1>, bwd_in_registers<A, 2>, bwd_in_registers<A, 3>, bwd_in_registers<A, 4>,
-      bwd_in_registers<A, 5>, bwd_in_registers<A, 6>, bwd_in_registers<A, 7>, bwd_in_registers<A, 8>};
-  return kernels[R - 1];
-}
-
 // The vector gradients of a failed item; to the factor's gradient it adds nothing.
 template <class T>
 static void write_zeros(const GaussianInputs& g, const GramGrads& to, int64_t begin, int64_t n) {
@@ -198,18 +146,10 @@ static void write_factor(const A* grad, int64_t ld, int64_t R, int64_t n, const 
   write_columns<T, A>(grad, ld, R, n, out, to.factor_stride_s, to.factor_stride_r);
 }
 
-// dD, or d/d raw = dD exp(raw) = dD (D - eps), where this does not cancel; a masked row has D = 1 and dD = 0.
 template <class T>
 static void write_grad_diag(const GaussianInputs& g, RowScratch rows, int64_t begin, double* grad_diag, int64_t n,
                             T* to) {
-  constexpr double kCancels = 0x1p-20;
-  if (g.exp_diag)
-    for (int64_t i = 0; i < n; ++i) {
-      double slope = rows.diag[i] - g.eps;
-      if (slope < kCancels * rows.diag[i] && grad_diag[i] != 0.0)
-        slope = std::exp(load(static_cast<const T*>(g.diag.data)[(begin + i) * g.diag.stride]));
-      grad_diag[i] *= slope;
-    }
+  scale_grad_diag<T>(g, rows, begin, grad_diag, n);
   write_vector<T>(grad_diag, n, to);
 }
 
@@ -242,12 +182,17 @@ struct BackwardScratch {
 
 template <class A>
 static int64_t bwd_scratch(int64_t R) {
-  return bytes_of<BackwardScratch<A>>(R);
+  const int64_t bytes = bytes_of<BackwardScratch<A>>(R);
+  return R <= kSmallRank ? std::max(bytes, bytes_of<SmallBackwardScratch<A>>(R)) : bytes;
 }
 
 template <class T, class A>
 static void log_prob_bwd_rows(const GaussianInputs* gaussians, const GramGrads* grads, int64_t count, int64_t begin,
                               int64_t end, void* scratch) {
+  if (backward_fits_registers(gaussians[0], grads[0], count) && !grads[0].failed) {
+    log_prob_bwd_small<T, A>(gaussians[0], grads[0], begin, end, scratch);
+    return;
+  }
   const int64_t R = gaussians[0].factor.R;
   const int64_t n = end - begin;
   Arena arena(scratch);
@@ -268,20 +213,8 @@ static void log_prob_bwd_rows(const GaussianInputs* gaussians, const GramGrads* 
       write_zeros<T>(g, to, begin, n);
       continue;
     }
-    read_diag<T>(g, begin, n, rows);
+    read_diag<T, false>(g, begin, n, rows);
     read_columns<T, A>(g.factor, g.mask, begin, n, x, ld);
-    const bool in_registers =
-        std::is_same_v<A, double> && count == 1 && g.N == 1 && R >= 1 && R <= kRegisterRank && to.value_info[0] == 0;
-    if (in_registers) {
-      read_diff<T>(g, 0, begin, n, diff);
-      register_kernel<A>(R)(x, ld, n, static_cast<const A*>(to.chol_inv), to.ld, to.z, to.grad_maha[0], to.grad_logdet,
-                            reinterpret_cast<A*>(rows.weight), reinterpret_cast<A*>(diff),
-                            reinterpret_cast<A*>(grad_diag));
-      if (to.loc) write_vector<T>(diff, n, static_cast<T*>(to.loc) + begin);
-      if (to.diag) write_grad_diag<T>(g, rows, begin, grad_diag, n, static_cast<T*>(to.diag) + begin);
-      if (need_factor) write_factor<T, A>(x, ld, R, n, to, begin);
-      return;
-    }
     for (int64_t i = 0; i < n; ++i) grad_diag[i] = sum_loc[i] = 0.0;
 
     values.count = 0;

@@ -12,6 +12,7 @@
 #include "prefetch.h"
 #include "rows.h"
 #include "simd.h"
+#include "small_gram.h"
 
 namespace lrd {
 namespace LRD_ISA_NAMESPACE {
@@ -63,97 +64,6 @@ static int64_t triangle_tiles(int64_t R) {
   return tiles;
 }
 
-// Small ranks and few values: the block as columns, the differences among them, all products as sums along the rows.
-// Lanes stay apart until the end.
-template <class A>
-struct SmallGramScratch {
-  int64_t ld;       // the rows of a block
-  int64_t columns;  // of the factor and the differences
-  int64_t padded;
-  RowScratch rows;
-  double* diff;      // [ld]
-  A* narrow_weight;  // [ld], not in double, where the weights serve as they are
-  A* x;              // [padded, ld]
-  A* lanes;          // [columns, padded] vectors
-
-  template <class Memory>
-  SmallGramScratch(Memory& memory, int64_t R, int64_t N)
-      : ld(gram_block_rows(R, N, kComputeOf<A>)),
-        columns(R + N),
-        padded((columns + kDotColumns - 1) / kDotColumns * kDotColumns),
-        rows(memory, ld) {
-    memory.take(diff, ld);
-    memory.take(narrow_weight, std::is_same_v<A, double> ? 0 : ld);
-    memory.take(x, padded * ld);
-    memory.take(lanes, columns * padded * Tile<A>::kLanes);
-  }
-};
-
-template <class T, class A>
-static void gram_rows_small(const GaussianInputs& g, int64_t begin, int64_t end, void* scratch, GramSums out) {
-  constexpr int64_t kLanes = Tile<A>::kLanes;
-  const int64_t R = g.factor.R;
-  Arena arena(scratch);
-  const SmallGramScratch<A> held(arena, R, g.N);
-  const int64_t ld = held.ld, columns = held.columns, padded = held.padded;
-  const RowScratch rows = held.rows;
-  double* diff = held.diff;
-  A* weight = std::is_same_v<A, double> ? reinterpret_cast<A*>(rows.weight) : held.narrow_weight;
-  A *x = held.x, *lanes = held.lanes;
-  for (int64_t i = 0; i < columns * padded * kLanes; ++i) lanes[i] = A(0);
-
-  for (int64_t i0 = begin; i0 < end; i0 += ld) {
-    const int64_t n = end - i0 < ld ? end - i0 : ld;
-    const int64_t whole = (n + kLanes - 1) / kLanes * kLanes;
-    *out.log_diag += read_diag<T>(g, i0, n, rows);
-    read_columns<T, A>(g.factor, g.mask, i0, n, x, ld);
-    if (!std::is_same_v<A, double>)
-      for (int64_t i = 0; i < n; ++i) weight[i] = A(rows.weight[i]);
-    for (int64_t i = n; i < whole; ++i) weight[i] = A(0);
-    for (int64_t value = 0; value < g.N; ++value) {
-      read_diff<T>(g, value, i0, n, diff);
-      A* column = x + (R + value) * ld;
-      for (int64_t i = 0; i < n; ++i) column[i] = A(diff[i]);
-      out.quad[value] += weighted_square(diff, rows.weight, n);
-    }
-    for (int64_t j = 0; j < columns && n < whole; ++j)  // 0 * NaN is NaN
-      for (int64_t i = n; i < whole; ++i) x[j * ld + i] = A(0);
-    for (int64_t a = 0; a < columns; a += kDotRows) {
-      const int64_t last = a + kDotRows < R ? a + kDotRows : R;
-      for (int64_t b = 0; b < last; b += kDotColumns) {
-        A* sums = lanes + (a * padded + b) * kLanes;
-        const A *xa = x + a * ld, *xb = x + b * ld;
-        switch (columns - a < kDotRows ? columns - a : kDotRows) {
-          case 1:
-            add_dots<A, 1>(xa, xb, ld, weight, whole, sums, padded);
-            break;
-          case 2:
-            add_dots<A, 2>(xa, xb, ld, weight, whole, sums, padded);
-            break;
-          case 3:
-            add_dots<A, 3>(xa, xb, ld, weight, whole, sums, padded);
-            break;
-          default:
-            if (a == b && kDotRows == kDotColumns)
-              add_dots<A, kDotRows, true>(xa, xb, ld, weight, whole, sums, padded);
-            else
-              add_dots<A, kDotRows>(xa, xb, ld, weight, whole, sums, padded);
-        }
-      }
-    }
-    if (kComputeOf<A> == Compute::f32 || i0 + ld >= end) {  // float lanes are flushed with every block
-      for (int64_t a = 0; a < columns; ++a)
-        for (int64_t b = 0; b < (a < R ? a + 1 : R); ++b) {
-          A* from = lanes + (a * padded + b) * kLanes;
-          double sum = 0.0;
-          for (int64_t lane = 0; lane < kLanes; ++lane) sum += double(from[lane]);
-          for (int64_t lane = 0; lane < kLanes; ++lane) from[lane] = A(0);
-          out.sums[a * out.ld + b] += sum;
-        }
-    }
-  }
-}
-
 template <class A>
 struct LargeGramScratch {
   int64_t block;  // rows
@@ -189,7 +99,7 @@ static void gram_rows_large(const GaussianInputs& g, const double* shift, int64_
 
   for (int64_t i0 = begin; i0 < end; i0 += block) {
     const int64_t n = end - i0 < block ? end - i0 : block;
-    *out.log_diag += read_diag<T>(g, i0, n, rows);
+    *out.log_diag += read_diag<T, true>(g, i0, n, rows);
     for (int64_t i = 0; i < n; ++i) scale[i] = A(std::sqrt(rows.weight[i]));
     read_factor<T, A>(g.factor, g.mask, i0, n, scale, x, ld, shift, shifts);
 

@@ -40,6 +40,8 @@ struct GramGrads {
   // Of the forward pass: what failed there (a number was not finite) has zero for a gradient.
   bool failed;                // the covariance
   const int32_t* value_info;  // [N], not 0 for a value
+
+  bool streamed;  // the outputs are so large that they are written past the caches
 };
 
 // A basis to project rows on, and where the results go.

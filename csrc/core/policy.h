@@ -37,6 +37,10 @@ constexpr int64_t kFloat32Rank = 32;
 constexpr double kFloat32Growth = 8.0;
 // Rows of higher leverage h are computed in float64, because 1 - h cancels.
 constexpr double kHighLeverage = 0.1;
+// So are rows of a larger weight 1 / D, and every row where the diagonal of L^-1 has a smaller entry: they come near
+// the limits of float32's range.
+constexpr double kFloat32Weight = 1e18;
+constexpr double kFloat32Inverse = 1e-18;
 
 // ---- the Cholesky factorisation of the capacitance ----
 

@@ -78,7 +78,7 @@ static void project_fold_rows(const Stack& s, const Projection& to, int64_t begi
   T* factor = static_cast<T*>(to.factor) + begin * to.factor_stride_s;
   write_columns<T, A>(y, ld, to.K, n, factor, to.factor_stride_s, to.factor_stride_r);
 
-  read_vector<T>(to.diag, begin, n, diag);
+  read_vector<T>(to.diag, s.S, begin, n, diag);
   if (to.fold) {
     for (int64_t i = 0; i < n; ++i) lost[i] = 0.0;
     add_squares(x, s.T * s.R, ld, n, s.factor_scale * s.factor_scale, lost);

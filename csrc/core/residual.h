@@ -39,7 +39,7 @@ static void residual_of_rows(const GaussianInputs& g, const double* shift, int64
   double* diff = held.diff;
   for (int64_t i0 = begin; i0 < end; i0 += block) {
     const int64_t n = end - i0 < block ? end - i0 : block;
-    read_diag<T>(g, i0, n, rows);
+    read_diag<T, false>(g, i0, n, rows);
     for (int64_t value = 0; value < g.N; ++value) {
       read_diff<T>(g, value, i0, n, diff);
       double* sums = out.sums + value * out.ld;
@@ -65,7 +65,7 @@ static void residual_of_columns(const GaussianInputs& g, const double* shift, in
   double *diff = held.diff, *projected = held.projected, *x = held.x;
   for (int64_t i0 = begin; i0 < end; i0 += ld) {
     const int64_t n = end - i0 < ld ? end - i0 : ld;
-    read_diag<T>(g, i0, n, rows);
+    read_diag<T, false>(g, i0, n, rows);
     read_columns<T, double>(g.factor, g.mask, i0, n, x, ld);
     for (int64_t value = 0; value < g.N; ++value) {
       read_diff<T>(g, value, i0, n, diff);

@@ -76,18 +76,20 @@ static inline bool present(VectorView mask, int64_t row) {
   return !mask.data || static_cast<const uint8_t*>(mask.data)[row * mask.stride] != 0;
 }
 
-// Asks for the n entries after these n: those of the next block, which is too short for the hardware to follow.
+// Asks for the n entries after these n, as far as there are any: those of the next block, which is too short for the
+// hardware to follow. `left` entries are there from `from` on.
 template <class T>
-static inline void prefetch_next(const T* from, int64_t n) {
-  for (int64_t i = n; i < 2 * n; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
+static inline void prefetch_next(const T* from, int64_t n, int64_t left) {
+  const int64_t end = 2 * n < left ? 2 * n : left;
+  for (int64_t i = n; i < end; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
 }
 
-// Entries [begin, begin + n) of a strided vector, in double.
+// Entries [begin, begin + n) of a strided vector of S, in double.
 template <class T>
-static void read_vector(VectorView view, int64_t begin, int64_t n, double* out) {
+static void read_vector(VectorView view, int64_t S, int64_t begin, int64_t n, double* out) {
   const T* from = static_cast<const T*>(view.data) + begin * view.stride;
   if (view.stride == 1) {
-    prefetch_next(from, n);
+    prefetch_next(from, n, S - begin);
     for (int64_t i = 0; i < n; ++i) out[i] = double(load(from[i]));
   } else {
     for (int64_t i = 0; i < n; ++i) out[i] = double(load(from[i * view.stride]));
@@ -124,8 +126,13 @@ struct Product {
   }
 };
 
-// w = 1 / d; returns sum log d. n is at most 1000.
+// w = 1 / d; returns sum log d where that is wanted, else 0. n is at most 1000.
+template <bool kLog>
 static double invert(const double* d, double* w, int64_t n) {
+  if (!kLog) {
+    for (int64_t i = 0; i < n; ++i) w[i] = 1.0 / d[i];
+    return 0.0;
+  }
   constexpr int kWays = Product::kWays;
   Product product;
   int64_t i = 0;
@@ -138,6 +145,7 @@ static double invert(const double* d, double* w, int64_t n) {
 }
 
 // The same for numbers whose products of four stay within double.
+template <bool kLog>
 static double invert_by_fours(const double* d, double* w, int64_t n) {
   constexpr int kWays = Product::kWays;
   Product product;
@@ -155,15 +163,15 @@ static double invert_by_fours(const double* d, double* w, int64_t n) {
       w[i + 2 * kWays + way] = inverse_ce * e;
       w[i + 3 * kWays + way] = inverse_ce * c;
     }
-    product.take(all);
+    if (kLog) product.take(all);
   }
-  return product.log() + (i < n ? invert(d + i, w + i, n - i) : 0.0);
+  return (kLog ? product.log() : 0.0) + (i < n ? invert<kLog>(d + i, w + i, n - i) : 0.0);
 }
 
-// D and 1/D of rows [begin, begin + n), and sum log D: NaN when a D is not a positive finite number.
-template <class T>
+// D and 1/D of rows [begin, begin + n), and where it is wanted sum log D: NaN when a D is not a positive finite number.
+template <class T, bool kLog>
 static double read_diag(const GaussianInputs& g, int64_t begin, int64_t n, RowScratch rows) {
-  read_vector<T>(g.diag, begin, n, rows.diag);
+  read_vector<T>(g.diag, g.factor.S, begin, n, rows.diag);
   if (g.exp_diag) {
     constexpr double kLimit = kExpLimit<T>;  // above, finite numbers count as this one
     for (int64_t i = 0; i < n; ++i) {
@@ -175,13 +183,29 @@ static double read_diag(const GaussianInputs& g, int64_t begin, int64_t n, RowSc
   if (g.mask.data)
     for (int64_t i = 0; i < n; ++i) rows.diag[i] = present(g.mask, begin + i) ? rows.diag[i] : 1.0;
   int64_t bad = 0;
-  for (int64_t i = 0; i < n; ++i) bad += !(rows.diag[i] > 0.0 && rows.diag[i] <= std::numeric_limits<double>::max());
+  for (int64_t i = 0; kLog && i < n; ++i)
+    bad += !(rows.diag[i] > 0.0 && rows.diag[i] <= std::numeric_limits<double>::max());
   // Four numbers within float's range may be multiplied in double: one division and one logarithm serve all four.
   const bool narrow = !std::is_same_v<T, double> && !g.exp_diag;
-  const double log_diag = narrow ? invert_by_fours(rows.diag, rows.weight, n) : invert(rows.diag, rows.weight, n);
+  const double log_diag =
+      narrow ? invert_by_fours<kLog>(rows.diag, rows.weight, n) : invert<kLog>(rows.diag, rows.weight, n);
   if (g.mask.data)
     for (int64_t i = 0; i < n; ++i) rows.weight[i] = present(g.mask, begin + i) ? rows.weight[i] : 0.0;
   return bad == 0 ? log_diag : std::numeric_limits<double>::quiet_NaN();
+}
+
+// dD becomes d/d raw = dD exp(raw) where D comes from it. That is dD (D - eps) unless this cancels; a masked row has
+// D = 1 and dD = 0.
+template <class T>
+static inline void scale_grad_diag(const GaussianInputs& g, RowScratch rows, int64_t begin, double* grad_diag,
+                                   int64_t n) {
+  constexpr double kCancels = 0x1p-20;
+  for (int64_t i = 0; g.exp_diag && i < n; ++i) {
+    double slope = rows.diag[i] - g.eps;
+    if (slope < kCancels * rows.diag[i] && grad_diag[i] != 0.0)
+      slope = std::exp(load(static_cast<const T*>(g.diag.data)[(begin + i) * g.diag.stride]));
+    grad_diag[i] *= slope;
+  }
 }
 
 // sum w_i r_i^2 in sixteen independent sums.
@@ -201,11 +225,11 @@ static double weighted_square(const double* r, const double* w, int64_t n) {
 template <class T>
 static void read_diff(const GaussianInputs& g, int64_t n, int64_t begin, int64_t count, double* diff) {
   const T* value = static_cast<const T*>(g.value.data) + n * g.value_stride_n;
-  read_vector<T>({value, g.value.stride}, begin, count, diff);
+  read_vector<T>({value, g.value.stride}, g.factor.S, begin, count, diff);
   if (g.loc.data) {
     const T* loc = static_cast<const T*>(g.loc.data) + n * g.loc_stride_n + begin * g.loc.stride;
     if (g.loc.stride == 1) {
-      prefetch_next(loc, count);
+      prefetch_next(loc, count, g.factor.S - begin);
       for (int64_t i = 0; i < count; ++i) diff[i] -= double(load(loc[i]));
     } else {
       for (int64_t i = 0; i < count; ++i) diff[i] -= double(load(loc[i * g.loc.stride]));

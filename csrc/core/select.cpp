@@ -114,8 +114,8 @@ int64_t joint_block_rows(int64_t columns, Compute compute) {
 
 // The same for both compute types, so that each Gaussian of a call can have its own.
 int64_t bwd_block_rows(int64_t R) {
-  const int64_t bytes_per_row = 3 * (R + 1) * element_bytes(Compute::f64);
-  return R <= kSmallRank ? block_rows(kSmallBlockBytes, bytes_per_row) : paneled_block_rows(R, bytes_per_row);
+  if (R <= kSmallRank) return block_rows(kSmallBlockBytes, (R + 4) * element_bytes(Compute::f64));
+  return paneled_block_rows(R, 3 * (R + 1) * element_bytes(Compute::f64));
 }
 
 // The same for both compute types, meant for float32.

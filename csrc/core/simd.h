@@ -1,4 +1,4 @@
-// Native vectors of the instruction set being compiled, and the one register-tiled product all passes share.
+// Native vectors of the instruction set being compiled, and the register-tiled product of the passes over high ranks.
 // Included only by the per-instruction-set sources.
 #pragma once
 
@@ -67,43 +67,6 @@ template <class A>
 static int64_t whole_tiles(int64_t columns) {
   constexpr int64_t kColumns = Tile<A>::kColumns;
   return (columns + kColumns - 1) / kColumns * kColumns;
-}
-
-// Sums along contiguous rows: acc[a][b] += sum_i w_i x_a[i] x_b[i] for kDotRows columns a and kDotColumns columns b.
-#if defined(__AVX512F__)
-constexpr int kDotRows = 4;
-#elif defined(__AVX2__)
-constexpr int kDotRows = 3;
-#else
-constexpr int kDotRows = 2;
-#endif
-constexpr int kDotColumns = 4;
-
-// On the diagonal only b <= a is wanted.
-template <class A, int kRows, bool kDiagonal = false>
-static inline void add_dots(const A* xa, const A* xb, int64_t ld, const A* w, int64_t n, A* sums, int64_t sums_ld) {
-  typedef typename Tile<A>::Vector Vector;
-  typedef typename Tile<A>::Unaligned Unaligned;
-  constexpr int kLanes = Tile<A>::kLanes;
-  Vector acc[kRows][kDotColumns];
-  for (int a = 0; a < kRows; ++a)
-    for (int b = 0; b < kDotColumns; ++b)
-      acc[a][b] = *reinterpret_cast<const Unaligned*>(sums + (a * sums_ld + b) * kLanes);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Vector weight = *reinterpret_cast<const Unaligned*>(w + i);
-    Vector weighted[kRows];
-#pragma GCC unroll 4
-    for (int a = 0; a < kRows; ++a) weighted[a] = weight * *reinterpret_cast<const Unaligned*>(xa + a * ld + i);
-#pragma GCC unroll 4
-    for (int b = 0; b < kDotColumns; ++b) {
-      const Vector column = *reinterpret_cast<const Unaligned*>(xb + b * ld + i);
-#pragma GCC unroll 4
-      for (int a = 0; a < kRows; ++a)
-        if (!kDiagonal || b <= a) acc[a][b] += weighted[a] * column;
-    }
-  }
-  for (int a = 0; a < kRows; ++a)
-    for (int b = 0; b < kDotColumns; ++b) *reinterpret_cast<Unaligned*>(sums + (a * sums_ld + b) * kLanes) = acc[a][b];
 }
 
 }  // namespace LRD_ISA_NAMESPACE

@@ -9,6 +9,39 @@
 
 namespace lrd {
 
+// The inputs item by item, without asking torch for strides each time: of many small items that would take longest.
+class Items {
+ public:
+  explicit Items(const Inputs& in) : shared_(in.items_per_factor()) {
+    if (in.B == 0) return;
+    first_ = in.item(0);
+    factor_ = step(in.factor);
+    diag_ = step(in.diag);
+    if (in.mask) mask_ = step(*in.mask);
+    if (in.value) value_ = step(*in.value);
+    if (in.loc) loc_ = step(*in.loc);
+  }
+
+  GaussianInputs operator[](int64_t b) const {
+    GaussianInputs g = first_;
+    g.factor.data = static_cast<const char*>(g.factor.data) + b / shared_ * factor_;
+    move(g.diag, b * diag_);
+    move(g.mask, b * mask_);
+    move(g.value, b * value_);
+    move(g.loc, b * loc_);
+    return g;
+  }
+
+ private:
+  static int64_t step(const Tensor& tensor) { return tensor.stride(0) * static_cast<int64_t>(tensor.element_size()); }
+  static void move(VectorView& view, int64_t bytes) {
+    if (view.data) view.data = static_cast<const char*>(view.data) + bytes;
+  }
+
+  GaussianInputs first_;
+  int64_t shared_, factor_ = 0, diag_ = 0, mask_ = 0, value_ = 0, loc_ = 0;  // bytes from one item to the next
+};
+
 // Sums over rows of each Gaussian b and value n, in double.
 struct Sums {
   double* gram;      // [B, R, R], of which the lower triangle is written; null where it is not wanted

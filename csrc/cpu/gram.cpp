@@ -27,13 +27,14 @@ void sum_gram(const Inputs& in, const std::vector<int64_t>& items, Compute compu
   const int c = static_cast<int>(compute);
   const auto gram_rows = isa.gram_rows[static_cast<int>(in.dtype)][c];
   const int64_t R = in.R, N = in.N;
+  const Items each(in);
   const SumSizes sizes{R + N, isa.padded_columns[c](R), N, R + 4};
   sum_chunks(
       items, in.S, chunks, isa.gram_scratch[c](R, N), sizes,
       [&](void* scratch, int64_t b, int64_t begin, int64_t end, const GramSums& sums) {
         GramSums wanted = sums;
         wanted.want_gram = out.gram != nullptr;
-        gram_rows(in.item(b), shift ? shift + b * R : nullptr, begin, end, scratch, wanted);
+        gram_rows(each[b], shift ? shift + b * R : nullptr, begin, end, scratch, wanted);
       },
       [&](int64_t b, const GramSums& sums, bool first, bool last) {
         for (int64_t j = 0; j < R && out.gram; ++j)
@@ -49,10 +50,11 @@ void sum_residuals(const Inputs& in, const std::vector<int64_t>& items, const do
   const Kernels& isa = kernels();
   const auto residual_rows = isa.residual_rows[static_cast<int>(in.dtype)];
   const int64_t R = in.R, N = in.N;
+  const Items each(in);
   sum_chunks(
       items, in.S, all_rows(in.S), isa.residual_scratch(R), SumSizes{N, R, N, R + 4},
       [&](void* scratch, int64_t b, int64_t begin, int64_t end, const GramSums& sums) {
-        residual_rows(in.item(b), shift + b * N * R, begin, end, scratch, sums);
+        residual_rows(each[b], shift + b * N * R, begin, end, scratch, sums);
       },
       [&](int64_t b, const GramSums& sums, bool first, bool last) {
         add(out.u + b * N * R, sums.sums, N * R, first);

@@ -14,6 +14,9 @@
 namespace lrd {
 namespace {
 
+// Outputs of so many bytes are not in the caches any more when they are read.
+constexpr int64_t kStreamedBytes = int64_t(16) << 20;
+
 // Copies of L^-1 in the compute type, padded with zeros.
 template <class A>
 struct PaddedInverse {
@@ -47,12 +50,18 @@ void put_inverse(Arena& arena, const double* chol_inv, int64_t R, GramGrads* to)
 // float32 products where they were asked for, or where the forward pass certified that they are enough for every
 // Gaussian of this factor. The mean leverage is at most R / S: with fewer rows than this, many
 // would be of high leverage, each done again in double by itself, and all of them in double from the start are faster.
-Compute choose_compute(DType dtype, Precision precision, int64_t S, int64_t R, const Summary* summaries,
+// Small ranks gain where their rows stay in registers: with one Gaussian and at most one value.
+Compute choose_compute(const Inputs& in, Precision precision, const double* chol_inv, const Summary* summaries,
                        int64_t count) {
-  bool enough = R >= kFloat32Rank && S >= 16 * R;
-  for (int64_t k = 0; k < count; ++k)
-    enough = enough && (certified(summaries[k].growth) || std::isinf(summaries[k].growth));
-  return compute_for(dtype, precision == Precision::float32 || (precision == Precision::automatic && enough));
+  const int64_t R = in.R;
+  const bool pays = R >= kFloat32Rank || (R <= kSmallRank && count == 1 && in.N <= 1);
+  bool enough = pays && in.S >= 16 * R;
+  for (int64_t k = 0; k < count && enough; ++k) {
+    enough = certified(summaries[k].growth) || std::isinf(summaries[k].growth);
+    for (int64_t j = 0; j < R && R <= kSmallRank; ++j)
+      enough = enough && chol_inv[k * R * R + j * (R + 1)] >= kFloat32Inverse;
+  }
+  return compute_for(in.dtype, precision == Precision::float32 || (precision == Precision::automatic && enough));
 }
 
 // grad [B, N] of any strides, float32 or float64, in double.
@@ -117,6 +126,8 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
   char* to_diag = static_cast<char*>(grad_diag.mutable_data_ptr());
   char* to_loc = static_cast<char*>(grad_loc.mutable_data_ptr());
 
+  const bool streamed = need_factor && grad_factor.numel() * element >= kStreamedBytes;
+
   if (B == 0) {  // a factor may stand without a Gaussian: its gradient is an empty sum
     if (need_factor) torch::stable::zero_(grad_factor);
     return {grad_factor, grad_diag, grad_loc};
@@ -131,6 +142,13 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
   const double* from_inverse = chol_inv.const_data_ptr<double>();
   const Summary* from_summary = reinterpret_cast<const Summary*>(summary.const_data_ptr<double>());
 
+  const Items each(in);
+  const double* from_z = z.const_data_ptr<double>();
+  const int32_t* from_info = value_info.const_data_ptr<int32_t>();
+  const int64_t grad_step = need_factor ? grad_factor.stride(0) : 0;
+  const int64_t grad_stride_s = need_factor ? grad_factor.stride(1) : 0;
+  const int64_t grad_stride_r = need_factor ? grad_factor.stride(2) : 0;
+
   // The Gaussians of factor f with their L^-1 padded in the compute type.
   struct Prepared {
     explicit Prepared(int64_t bytes) : inverses(bytes) {}
@@ -142,29 +160,30 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_bwd_cpu(const Tensor& cov_factor, co
   };
   const auto prepare = [&](Prepared& to, int64_t f) {
     to.factor = f;
-    to.compute = choose_compute(in.dtype, chosen, S, R, from_summary + f * shared, shared);
+    to.compute = choose_compute(in, chosen, from_inverse + f * shared * R * R, from_summary + f * shared, shared);
     to.items.resize(shared);
     to.grads.resize(shared);
     Arena arena(to.inverses.as<void>());
     for (int64_t k = 0; k < shared; ++k) {
       const int64_t b = f * shared + k;
-      to.items[k] = in.item(b);
+      to.items[k] = each[b];
       to.grads[k] = {nullptr,
                      nullptr,
                      0,
-                     z.const_data_ptr<double>() + b * N * R,
+                     from_z + b * N * R,
                      grad_maha.data() + b * N,
                      grad_logdet[b],
-                     need_factor ? to_factor + f * grad_factor.stride(0) * element : nullptr,
-                     need_factor ? grad_factor.stride(1) : 0,
-                     need_factor ? grad_factor.stride(2) : 0,
+                     need_factor ? to_factor + f * grad_step * element : nullptr,
+                     grad_stride_s,
+                     grad_stride_r,
                      need_diag ? to_diag + b * S * element : nullptr,
                      need_loc ? to_loc + b * locs * S * element : nullptr,
                      S,
                      sum_loc,
                      from_inverse + b * R * R,
                      std::isinf(from_summary[b].growth),
-                     value_info.const_data_ptr<int32_t>() + b * N};
+                     from_info + b * N,
+                     streamed};
       if (to.compute == Compute::f64)
         put_inverse<double>(arena, from_inverse + b * R * R, R, &to.grads[k]);
       else

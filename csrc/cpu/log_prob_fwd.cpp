@@ -46,17 +46,25 @@ struct ConcludeScratch {
   }
 };
 
+// What an earlier call has left of the covariances.
+struct Factorisation {
+  const double* chol_inv = nullptr;    // [B, R, R]
+  const Summary* summaries = nullptr;  // [B]
+};
+
 class Forward {
  public:
-  // `z` [B, N, R] and `value_info` [B, N] are written; so are `chol_inv` [B, R, R] and `summaries` [B], unless `known`.
+  // `z` [B, N, R] and `value_info` [B, N] are written; so are `chol_inv` [B, R, R] and `summaries` [B], unless these
+  // are null: then `known` has both.
   // `declining` reports items beyond kCholeskyGrowth or kExplainedRatio as failed.
-  Forward(const Inputs& in, Precision precision, bool declining, double* chol_inv, Summary* summaries, bool known,
-          double* z, int32_t* value_info)
+  Forward(const Inputs& in, Precision precision, bool declining, double* chol_inv, Summary* summaries,
+          const Factorisation& known, double* z, int32_t* value_info)
       : in_(in),
         automatic_(precision == Precision::automatic),
         declining_(declining),
-        chol_inv_(chol_inv),
-        summaries_(summaries),
+        inverses_(summaries ? chol_inv : known.chol_inv),
+        summaries_(summaries ? summaries : known.summaries),
+        to_summaries_(summaries),
         z_(z),
         value_info_(value_info),
         vectors_(bytes_of<VectorSums, const Inputs&>(in)) {
@@ -66,7 +74,7 @@ class Forward {
     std::fill_n(z_, in.B * in.N * in.R, 0.0);
     std::vector<int64_t> items(in.B);
     std::iota(items.begin(), items.end(), 0);
-    std::vector<int64_t> cancelling = known ? score(items, precision) : factorise_and_score(items, precision);
+    std::vector<int64_t> cancelling = summaries ? factorise_and_score(items, precision) : score(items, precision);
     std::sort(cancelling.begin(), cancelling.end());
     sum_residuals(in, cancelling, z_, sums_);
     for (int64_t b : cancelling) solve_by_inverse(b);
@@ -86,7 +94,7 @@ class Forward {
   // Both return the items whose differences cancel.
   std::vector<int64_t> factorise_and_score(const std::vector<int64_t>& items, Precision precision) {
     // float32 is worth trying where the products outweigh a second look at R x R numbers by far.
-    const bool attempt = automatic_ && in_.R >= kFloat32Rank && in_.S >= 32 * in_.R;
+    const bool attempt = automatic_ && in_.R >= kFloat32Rank && in_.S >= 4 * in_.R;
     const Compute compute = compute_for(in_.dtype, precision == Precision::float32 || attempt);
     const bool shifted = attempt && compute == Compute::f32 && guess_shift(items);
     sum_gram(in_, items, compute, all_rows(in_.S), shifted ? z_ : nullptr, sums_);
@@ -164,7 +172,7 @@ class Forward {
     const double largest = R > 0 ? *std::max_element(gram_diag, gram_diag + R) : 0.0;
     if (declining_ && (summary.growth > kCholeskyGrowth || largest > kExplainedRatio))
       summary.growth = std::numeric_limits<double>::infinity();
-    summaries_[b] = summary;
+    to_summaries_[b] = summary;
     bool cancels = false;
     for (int64_t at = b * N; at < (b + 1) * N; ++at) {
       const double quad = sums_.quad[at];
@@ -182,7 +190,7 @@ class Forward {
   // whether it was not: L^-1 may come from sums in float32.
   bool solve_by_inverse(int64_t b) {
     const int64_t R = in_.R, N = in_.N;
-    const double* inverse = chol_inv_ + b * R * R;
+    const double* inverse = inverses_ + b * R * R;
     const auto [growth, logdet] = summaries_[b];
     const double sum_error = R >= kFloat32Rank && certified(growth) ? kFloat32SumError : kFloat64SumError;
     std::vector<double> step(R);
@@ -217,8 +225,9 @@ class Forward {
 
   const Inputs& in_;
   const bool automatic_, declining_;
-  double* chol_inv_;
-  Summary* summaries_;
+  const double* inverses_;
+  const Summary* summaries_;
+  Summary* to_summaries_;
   double* z_;
   int32_t* value_info_;
   Scratch vectors_;
@@ -243,19 +252,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(
   Tensor z = empty({B, N, R}, ScalarType::Double);
   Tensor value_info = empty({B, N}, ScalarType::Int);
   if (known) check_factorisation(in, *known_chol_inv, *known_summary);
-  // Only written where it is not known.
-  double* inverse =
-      known ? const_cast<double*>(known_chol_inv->const_data_ptr<double>()) : chol_inv.mutable_data_ptr<double>();
-  double* summaries =
-      known ? const_cast<double*>(known_summary->const_data_ptr<double>()) : summary.mutable_data_ptr<double>();
-  const Forward forward(in, chosen, declining, inverse, reinterpret_cast<Summary*>(summaries), known,
+  double* inverse = known ? nullptr : chol_inv.mutable_data_ptr<double>();
+  double* summaries = known ? nullptr : summary.mutable_data_ptr<double>();
+  Factorisation from;
+  if (known)
+    from = {known_chol_inv->const_data_ptr<double>(),
+            reinterpret_cast<const Summary*>(known_summary->const_data_ptr<double>())};
+  const Forward forward(in, chosen, declining, inverse, reinterpret_cast<Summary*>(summaries), from,
                         z.mutable_data_ptr<double>(), value_info.mutable_data_ptr<int32_t>());
+  float* narrow = wide ? nullptr : result.mutable_data_ptr<float>();
+  double* doubles = wide ? result.mutable_data_ptr<double>() : nullptr;
   for (int64_t at = 0; at < B * results; ++at) {
     const double number = forward.result(at / results, at % results, maha, logdet, constant);
     if (wide)
-      result.mutable_data_ptr<double>()[at] = number;
+      doubles[at] = number;
     else
-      result.mutable_data_ptr<float>()[at] = static_cast<float>(number);
+      narrow[at] = static_cast<float>(number);
   }
   return {result, chol_inv, summary, z, value_info};
 }

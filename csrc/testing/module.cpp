@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../core/kernels.h"
+#include "kernel_checks.h"
 
 namespace py = pybind11;
 
@@ -90,6 +91,13 @@ PYBIND11_MODULE(_core_testing, m) {
   m.def("gram", &gram, py::arg("isa"), py::arg("dtype"), py::arg("float32"), py::arg("factor"), py::arg("diag"),
         py::arg("value"), py::arg("rows_per_call"));
   m.def("cholesky", &cholesky, py::arg("isa"), py::arg("gram"));
+  m.def("wrong_numbers", [](const std::string& isa, int64_t S, int64_t R, int64_t N) {
+    return lrd_checks::check_all(named(isa), S, R, N);
+  });
+  m.def("block_rows", [](int64_t R, int64_t N) {
+    const int64_t forward = lrd::gram_block_rows(R, N, lrd::Compute::f64);
+    return std::vector<int64_t>{forward, lrd::gram_block_rows(R, N, lrd::Compute::f32), lrd::bwd_block_rows(R)};
+  });
   bind_plans(m);
   bind_policy(m);
 }

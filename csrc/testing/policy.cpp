@@ -19,6 +19,8 @@ py::dict numbers() {
   SHOW(kFloat32Rank);
   SHOW(kFloat32Growth);
   SHOW(kHighLeverage);
+  SHOW(kFloat32Weight);
+  SHOW(kFloat32Inverse);
   SHOW(kCholeskyGrowth);
   SHOW(kExplainedRatio);
   SHOW(kPivotNudge);

@@ -264,8 +264,10 @@ def test_every_half_number_is_read_and_written_exactly(dtype):
 
 @pytest.mark.alone
 @pytest.mark.parametrize("layout", ["row", "rank"])
-def test_bitwise_the_same_for_any_number_of_threads(layout):
-    inputs = testing.make_inputs((2,), 30000, 9, dtype=torch.float32, layout=layout)
+@pytest.mark.parametrize(("B", "S", "R"), [(2, 30000, 9), (200, 2500, 4), (1, 700_003, 8)])
+def test_bitwise_the_same_for_any_number_of_threads(B, S, R, layout):
+    """Chunks that wait for their turn, items that each are one worker's, and gradients written past the caches."""
+    inputs = testing.make_inputs((B,), S, R, dtype=torch.float32, layout=layout)
     results = []
     for threads in (1, 2, 3, 8, 1):
         torch.set_num_threads(threads)
