@@ -24,6 +24,7 @@ from lrd_kernels.functional import (
     solve,
 )
 from lrd_kernels.gradients import filter_gradients
+from lrd_kernels.graphs import warm_up
 from lrd_kernels.joint import JointAccumulator, JointNormal, SemidefiniteNormal, joint, mixture_log_prob
 from lrd_kernels.ops.dispatch import backends, use_backend
 from lrd_kernels.ops.load import release_memory
@@ -63,4 +64,5 @@ __all__ = [
     "solve",
     "truncate",
     "use_backend",
+    "warm_up",
 ]

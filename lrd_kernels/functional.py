@@ -199,7 +199,7 @@ def capacitance_cholesky(
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
     _validate.option("precision", precision, OP_PRECISIONS)
-    chosen = dispatch.choose(backend, cov_factor.device.type)
+    chosen = dispatch.choose(backend, cov_factor.device)
     if chosen == "reference":
         return reference.capacitance_cholesky(cov_factor, cov_diag, mask=mask)
     return CapacitanceCholesky.apply(cov_factor, cov_diag, mask, OP_PRECISIONS[precision], chosen)
@@ -218,7 +218,7 @@ def solve(
     _validate.gaussian(cov_factor, cov_diag, rhs=rhs)
     _validate.option("precision", precision, OP_PRECISIONS)
     _validate.option("on_failure", on_failure, _validate.ON_FAILURE)
-    chosen = dispatch.choose(backend, cov_factor.device.type)
+    chosen = dispatch.choose(backend, cov_factor.device)
     if chosen == "reference":
         result = reference.solve(rhs, cov_factor, cov_diag)
     else:
@@ -301,7 +301,7 @@ def _noise(
 
 def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
     """Diagonal of `Sigma^-1`: shape [..., S]. Not public; used by the KL divergences."""
-    chosen = dispatch.choose(None, cov_factor.device.type)
+    chosen = dispatch.choose(None, cov_factor.device)
     if chosen == "reference":
         return reference.precision_diag(cov_factor, cov_diag)
     return PrecisionDiag.apply(cov_factor, cov_diag, chosen)
@@ -328,7 +328,7 @@ def terms(
     _validate.options(precision, on_failure)
     value, loc = (*vectors.values(), None, None)[:2]
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
-    chosen = dispatch.choose(backend, cov_factor.device.type)
+    chosen = dispatch.choose(backend, cov_factor.device)
     # With more columns than outputs, torch factorises the S x S matrix instead.
     if chosen == "reference" or reference.is_wide(cov_factor):
         result = reference.terms(

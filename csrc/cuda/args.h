@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../core/host_device.h"
+#include "../core/policy.h"
 
 namespace lrd::cuda {
 
@@ -64,6 +64,7 @@ struct GramArgs {
   int64_t first_value;
   int values;  // of this launch
   int64_t splits, rows_per_split, pairs;
+  bool vector = false;  // of the second pass: rows of a whole tile of columns can be read 16 bytes at a time
 };
 
 // Sums of the slots, in their order.

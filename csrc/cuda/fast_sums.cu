@@ -19,9 +19,7 @@ auto choose(int width, Sums64 quality) -> void (*)(GramArgs) {
 }  // namespace
 
 void launch_fast_sums(const Gpu& gpu, const Tensor& like, const FastPlan& plan, const GramArgs& args) {
-  const Columns& columns = args.columns;
-  const bool vector = columns.total == plan.width && is_aligned(columns.factors, columns.factor_b, columns.factor_s,
-                                                                columns.factor_r, element_size(like));
+  const bool vector = args.columns.total == plan.width && is_aligned(args.columns, like);
   with_dtype(like, [&](auto types) {
     using T = typename decltype(types)::T;
     if constexpr (sizeof(T) < 8) {

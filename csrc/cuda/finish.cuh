@@ -5,7 +5,7 @@
 #include "capacitance.cuh"
 #include "gram.cuh"
 #include "log_prob_fwd.cuh"
-#include "row_parts.cuh"
+#include "row_sums.cuh"
 
 namespace lrd::cuda {
 
@@ -23,63 +23,96 @@ __global__ void __launch_bounds__(kThreads, 1) finish_kernel(const FinishArgs p)
 
 // ---- residuals ----
 
-// u = P^T w (r - P z) and the sum of w (r - P z)^2 of block (split, b), kLanes lanes to a row of 4 kLanes columns.
-template <class T, int kLanes>
+// rest - a b, in pairs or in float64.
+__device__ __forceinline__ void subtract(Pair& rest, Pair a, float b) { add_to(rest, scaled(a, -b)); }
+__device__ __forceinline__ void subtract(double& rest, double a, float b) { rest -= a * static_cast<double>(b); }
+
+// The sum over neighbouring lanes.
+template <int kLanes>
+__device__ __forceinline__ Pair add_lanes(Pair x) {
+#pragma unroll
+  for (int offset = 1; offset < kLanes; offset *= 2)
+    add_to(x, {__shfl_xor_sync(0xffffffffu, x.hi, offset), __shfl_xor_sync(0xffffffffu, x.lo, offset)});
+  return x;
+}
+
+// u = P^T w (r - P z) and the sum of w (r - P z)^2 of block (split, b): kLanes lanes to a row, kOwn columns each.
+template <class T, int kLanes, int kOwn, class Sum>
 __device__ __forceinline__ void sum_residuals(const GramArgs& p, const double* z, int64_t block, double* memory) {
-  constexpr int kRowsOfBlock = kThreads / kLanes;
+  constexpr int kRowsOfBlock = kThreads / kLanes, kWidth = kLanes * kOwn;
   const Rows& rows = p.rows;
   const int64_t split_of = block % p.splits, b = block / p.splits;
-  const int tid = threadIdx.x, R = p.columns.total, place = tid % kLanes, column = 4 * place;
+  const int tid = threadIdx.x, R = p.columns.total, place = tid % kLanes, column = kOwn * place;
   const T* factor = static_cast<const T*>(p.columns.factors) + b / p.columns.per_factor * p.columns.factor_b;
   const RowReader<T> read(rows, b);
-  Pair along[4];
+  Sum along[kOwn];
 #pragma unroll
-  for (int k = 0; k < 4; ++k) along[k] = split(column + k < R ? z[b * R + column + k] : 0.0);
+  for (int k = 0; k < kOwn; ++k) {
+    const double own = column + k < R ? z[b * R + column + k] : 0.0;
+    if constexpr (std::is_same_v<Sum, double>)
+      along[k] = own;
+    else
+      along[k] = split(own);
+  }
 
-  double totals[4] = {}, quad = 0.0;
+  double totals[kOwn] = {}, quad = 0.0;
   const int64_t end = min((split_of + 1) * p.rows_per_split, rows.S);
   for (int64_t span = split_of * p.rows_per_split; span < end; span += kFlushRows * kRowsOfBlock) {
-    float sums[4] = {};
+    float sums[kOwn] = {};
     Pair quads;
     const int64_t until = min(span + kFlushRows * kRowsOfBlock, end);
 #pragma unroll 1
     for (int64_t first = span; first < until; first += kRowsOfBlock) {  // all lanes of a warp take part
       const int64_t row = first + tid / kLanes;
-      const bool present = row < until && read.is_present(row);
-      float x[4] = {}, slope;
+      float x[kOwn] = {}, slope;
       Pair rest, w;
-      if (present) {
-        load_row<T, 4, false>(factor + row * p.columns.factor_s + column * p.columns.factor_r, p.columns.factor_r,
-                              R - column, x);
+      if (row < until && read.is_present(row)) {
+        const T* from = factor + row * p.columns.factor_s + column * p.columns.factor_r;
+        if (p.vector)
+          load_row<T, kOwn, true>(from, 1, kOwn, x);
+        else
+          load_row<T, kOwn, false>(from, p.columns.factor_r, R - column, x);
         w = reciprocal(read.diag(row, &slope));
         if (place == 0) rest = read.difference(row);
       }
+      Sum own = cast<Sum>(rest);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) add_to(rest, scaled(along[k], -x[k]));
-#pragma unroll
-      for (int offset = 1; offset < kLanes; offset *= 2)
-        add_to(rest, {__shfl_xor_sync(0xffffffffu, rest.hi, offset), __shfl_xor_sync(0xffffffffu, rest.lo, offset)});
+      for (int k = 0; k < kOwn; ++k) subtract(own, along[k], x[k]);
+      if constexpr (std::is_same_v<Sum, double>)
+        rest = split(own);
+      else
+        rest = own;
+      rest = add_lanes<kLanes>(rest);
       const Pair weighted = product(w, rest);
       if (place == 0) add_to(quads, product(weighted, rest));
 #pragma unroll
-      for (int k = 0; k < 4; ++k) sums[k] += weighted.hi * x[k];
+      for (int k = 0; k < kOwn; ++k) sums[k] += weighted.hi * x[k];
     }
 #pragma unroll
-    for (int k = 0; k < 4; ++k) totals[k] += static_cast<double>(sums[k]);
+    for (int k = 0; k < kOwn; ++k) totals[k] += static_cast<double>(sums[k]);
     quad += quads.wide();
   }
-  // `memory` [threads, 5]
+  // Over the rows of a warp, then over the warps: `memory` [warps, kWidth + 1].
 #pragma unroll
-  for (int k = 0; k < 4; ++k) memory[tid * 5 + k] = totals[k];
-  memory[tid * 5 + 4] = quad;
+  for (int offset = kLanes; offset < kWarp; offset *= 2)
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) totals[k] += __shfl_xor_sync(0xffffffffu, totals[k], offset);
+  quad = warp_sum(quad);
+  double* own = memory + tid / kWarp * (kWidth + 1);
+  if (tid % kWarp < kLanes)
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) own[column + k] = totals[k];
+  if (tid % kWarp == 0) own[kWidth] = quad;
   __syncthreads();
   const SlotLayout at(R, rows.N, p.slots_have_gram);
   double* slot = p.slots + (b * p.splits + split_of) * at.numbers;
-  for (int e = tid; e <= R; e += kThreads) {
-    const int lane = e == R ? 0 : e / 4, k = e == R ? 4 : e % 4;
+  for (int e = tid; e <= kWidth; e += kThreads) {
     double sum = 0.0;
-    for (int row = 0; row < kRowsOfBlock; ++row) sum += memory[(row * kLanes + lane) * 5 + k];
-    slot[e == R ? at.quad : at.u + e] = sum;
+    for (int k = 0; k < kThreads / kWarp; ++k) sum += memory[k * (kWidth + 1) + e];
+    if (e == kWidth)
+      slot[at.quad] = sum;
+    else if (e < R)
+      slot[at.u + e] = sum;
   }
   __syncthreads();
 }
@@ -115,7 +148,7 @@ __device__ __forceinline__ void refine(const CapacitanceArgs& p, int64_t b, doub
 // ---- the second pass ----
 
 // Block (split, pair, b); nothing of the items for which it is not wanted.
-template <class T, int kTile>
+template <class T, int kTile, class Sum>
 __global__ void __launch_bounds__(kThreads, 1) again_kernel(const AgainArgs p) {
   extern __shared__ double memory[];
   const int64_t of_item = p.gram.splits * p.gram.pairs, b = blockIdx.x / of_item;
@@ -124,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 1) again_kernel(const AgainArgs p) {
   if (kind == kInFloat64)
     sum_tiles<T, double, kTile>(p.gram, blockIdx.x, memory);
   else
-    sum_residuals<T, kTile / 4>(p.gram, p.finish.capacitance.z, blockIdx.x, memory);
+    sum_residuals<T, kTile / 16, 16, Sum>(p.gram, p.finish.capacitance.z, blockIdx.x, memory);
   if (!is_last(p.finish.tickets + 2 * b, of_item)) return;
   const AddArgs& add = p.finish.add;
   const SlotLayout at(add.columns, add.N, add.slots_have_gram);

@@ -41,7 +41,8 @@ __device__ __forceinline__ void find_tile(int slot, int& i, int& j) {
 
 // Adds the products of row a and row c of a tile, or those at or below its diagonal.
 template <bool kHalfOnly>
-__device__ __forceinline__ void add_products(const float4* row, int ti, int tj, float (&sums)[64]) {
+__device__ __forceinline__ void add_products(const float* from, int ti, int tj, float (&sums)[64]) {
+  const float4* row = reinterpret_cast<const float4*>(from);
   const float4 a0 = row[2 * ti], a1 = row[2 * ti + 1], c0 = row[2 * tj], c1 = row[2 * tj + 1];
   const float a[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
   const float c[8] = {c0.x, c0.y, c0.z, c0.w, c1.x, c1.y, c1.z, c1.w};
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kTileThreads, 1) gram_tiles_kernel(const GramA
   constexpr int kWidth = 8 * kAcross, kTiles = kAcross * (kAcross + 1) / 2;
   constexpr int kPitch = tiles_pitch(kWidth), kRows = tiles_rows(kWidth);
   constexpr int kWarpsOfG = (kTiles + 3) / 4, kSets = kTileThreads / kWarp / kWarpsOfG;  // which divide the rows
-  constexpr int kRowStep = kSets * kSlices, kTurns = kFlushRows / (kRows / kRowStep);
+  constexpr int kRowStep = kSets * kSlices, kStep = kRowStep * kPitch, kTurns = kFlushRows / (kRows / kRowStep);
   constexpr int kGroups = kWidth / 4, kUSlices = 256 / kWidth;
   extern __shared__ double memory[];
   Arena arena(memory);
@@ -124,15 +125,17 @@ __global__ void __launch_bounds__(kTileThreads, 1) gram_tiles_kernel(const GramA
         }
       }
       __syncthreads();
-      const float* own_row = block + row_of_thread * kPitch;
-      if (on_diagonal) {
-#pragma unroll 2
-        for (int k = 0; k < kRows / kRowStep; ++k)
-          add_products<true>(reinterpret_cast<const float4*>(own_row + k * kRowStep * kPitch), ti, ti, sums);
-      } else {
-#pragma unroll 2
-        for (int k = 0; k < kRows / kRowStep; ++k)
-          add_products<false>(reinterpret_cast<const float4*>(own_row + k * kRowStep * kPitch), ti, tj, sums);
+      // The end is by an argument, which is 1: otherwise compilers take turns out of the loops.
+      const float* last_row = block + kRows * kPitch * p.pairs;
+#pragma unroll 1
+      for (const float* row = block + row_of_thread * kPitch; row < last_row && !on_diagonal; row += 2 * kStep) {
+        add_products<false>(row, ti, tj, sums);
+        add_products<false>(row + kStep, ti, tj, sums);
+      }
+#pragma unroll 1
+      for (const float* row = block + row_of_thread * kPitch; row < last_row && on_diagonal; row += 2 * kStep) {
+        add_products<true>(row, ti, ti, sums);
+        add_products<true>(row + kStep, ti, ti, sums);
       }
       if (p.values > 0 && tid < 256) {
         float sum = 0.0f;

@@ -26,6 +26,11 @@ JudgeArgs judge_args(const CapacitanceArgs& args, const double* summaries, int32
   return judging;
 }
 
+template <class T, class Sum>
+auto choose_again(int tile) -> void (*)(AgainArgs) {
+  return tile == 16 ? again_kernel<T, 16, Sum> : tile == 32 ? again_kernel<T, 32, Sum> : again_kernel<T, 64, Sum>;
+}
+
 // The sums, what follows them, and the second pass, in three launches. False where the algebra does not fit into one.
 bool finish_in_one(const Gpu& gpu, const Inputs& in, const Tensor& cov_factor, Precision chosen, bool narrow,
                    const Sums& sums, const CapacitanceArgs& args, const SettleArgs& settling) {
@@ -78,12 +83,12 @@ bool finish_in_one(const Gpu& gpu, const Inputs& in, const Tensor& cov_factor, P
   again.finish.add.slots = const_doubles(more.tensor);
   again.finish.add.splits = wide_plan.splits;
   again.finish.tickets = tickets + 1;
+  again.gram.vector = R == wide_plan.tile && is_aligned(again.gram.columns, cov_factor);
   with_dtype(cov_factor, [&](auto types) {
     using T = typename decltype(types)::T;
     if constexpr (sizeof(T) < 8) {
-      const auto kernel = wide_plan.tile == 16   ? again_kernel<T, 16>
-                          : wide_plan.tile == 32 ? again_kernel<T, 32>
-                                                 : again_kernel<T, 64>;
+      const auto kernel = gpu.sums64() == Sums64::native ? choose_again<T, double>(wide_plan.tile)
+                                                         : choose_again<T, Pair>(wide_plan.tile);
       gpu.launch(kernel, plan.again, again);
     }
   });

@@ -213,7 +213,7 @@ struct FinishPlan {
   Launch again;   // block (split, pair, b) of the plan for float64 products
 };
 
-constexpr int64_t kResidualNumbers = 5 * kThreads;  // that a block of the second pass adds up at its end
+constexpr int64_t kResidualNumbers = kThreads / kWarp * (kTiledRank + 1);  // that a block of the second pass adds up
 
 inline FinishPlan plan_finish(int64_t B, int64_t N, int64_t R, const GramPlan& again, int64_t shared_limit) {
   FinishPlan plan;
@@ -329,9 +329,10 @@ constexpr int64_t kGradientTurns = 16;     // blocks of rows that one block of t
 inline FastGradientPlan plan_fast_gradients(int64_t B, int64_t S, int64_t R, int64_t shared_limit) {
   FastGradientPlan plan;
   const int width = fast_width(R);
+  if (width == 0) return plan;
   const bool by_rows = R <= kRowRank;
   const int64_t shared = by_rows ? 0 : bytes_of<GradientShared>(width);
-  if (width == 0 || shared + kStaticReserve > shared_limit) return plan;
+  if (shared + kStaticReserve > shared_limit) return plan;
   const int64_t rows = by_rows ? kThreads : gradient_rows(width);
   const int64_t turns = std::clamp<int64_t>(divide_up(B * S, rows * kGradientBlocks), 1, kGradientTurns);
   plan.width = width;

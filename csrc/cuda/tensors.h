@@ -39,6 +39,10 @@ inline void check_same_device(const Tensor& tensor, const Tensor& other) {
   STD_TORCH_CHECK(tensor.device() == other.device(), "lrd: all inputs must be on one device");
 }
 
+inline bool is_aligned(const Columns& columns, const Tensor& factor) {
+  return is_aligned(columns.factors, columns.factor_b, columns.factor_s, columns.factor_r, element_size(factor));
+}
+
 inline void check_doubles(const Tensor& tensor, const Tensor& like, int64_t numbers, const char* name) {
   check_same_device(tensor, like);
   STD_TORCH_CHECK(is_wide(tensor) && tensor.is_contiguous() && tensor.numel() == numbers, "lrd: ", name,

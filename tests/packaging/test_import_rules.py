@@ -33,6 +33,7 @@ PUBLIC = {
     "truncation": set(),
     "functional": set(),
     "gradients": set(),
+    "graphs": set(),
     "_methods": {"functional", "truncation"},  # of the distribution
     "diagnostics": {"functional"},
     "distribution": {"_methods", "functional"},
@@ -40,7 +41,17 @@ PUBLIC = {
     "kl": {"_methods", "distribution", "functional"},
     "swap": {"distribution"},
     "info": {"", "functional"},
-    "__init__": {"diagnostics", "distribution", "functional", "gradients", "joint", "kl", "swap", "truncation"},
+    "__init__": {
+        "diagnostics",
+        "distribution",
+        "functional",
+        "gradients",
+        "graphs",
+        "joint",
+        "kl",
+        "swap",
+        "truncation",
+    },
 }
 # What a module may import from outside the standard library, where that is not torch alone.
 OUTSIDE = {
