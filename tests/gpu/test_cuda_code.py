@@ -117,10 +117,10 @@ def test_a_precision_that_is_asked_for(precision):
         [("gram", "IfdLi16E"), ("finish", None), ("log_prob_bwd", "IfdE")]
         if precision == 1
         else [
-            ("row_sums", "IfLi8E"),
+            ("row_sums", "IfLi8ELb1ENS0_4PairE"),
             ("finish", None),
-            ("again", "IfLi16E"),
-            ("row_grads", "IfLi8E"),
+            ("again", "IfLi16ENS0_4PairE"),
+            ("row_grads", "IfLi8ELb1E"),
             ("log_prob_bwd", "IfdE"),
         ]
     )
