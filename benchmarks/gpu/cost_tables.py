@@ -54,8 +54,8 @@ def times() -> list[str]:
 def launches() -> list[str]:
     """Kernels of one call with precision "auto"."""
     lines = ["| rank | values | forward | backward |", "|---|---|---|---|"]
-    for R, N in ((8, 1), (16, 1), (64, 1), (64, 4), (128, 1), (64, 16), (256, 1)):
-        inputs = testing.make_inputs((1,), 64, R)
+    for R, N in ((8, 1), (16, 1), (64, 1), (64, 4), (100, 1), (64, 16), (256, 1)):
+        inputs = testing.make_inputs((1,), 64, R, dtype=torch.float32)
         value, loc = (t[:, None].expand(1, N, 64) for t in (inputs.value, inputs.loc))
         arguments = (inputs.cov_factor, inputs.cov_diag, value, loc, None, None)
         with emulated_gpu(race=False) as gpu:

@@ -117,7 +117,7 @@ _KINDS = {("shared", "load"): "LDS", ("shared", "store"): "STS", ("global", "loa
 @functools.cache
 def wavefronts(R: int, layout: str, part: str) -> dict[str, float]:
     """Kind and bytes of an access -> the wavefronts that it takes on average in a kernel, counted in the emulator."""
-    inputs = testing.make_inputs((1,), ROWS, R, layout=layout)
+    inputs = testing.make_inputs((1,), ROWS, R, dtype=torch.float32, layout=layout)
     arguments = (inputs.cov_factor, inputs.cov_diag, inputs.value[:, None], inputs.loc[:, None], None, None)
     passes, requests = Counter(), Counter()
     with emulated_gpu(race=False, stats=True) as gpu:

@@ -260,8 +260,9 @@ def test_serves_gpus_where_triton_does_not(monkeypatch):
 def test_says_what_it_needs_of_a_gpu(monkeypatch, present, capability, said):
     monkeypatch.setattr(load, "cuda_error", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an old one")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "an old one")
+    monkeypatch.setattr(dispatch, "_first_launch", lambda index: None)
     status = dispatch._cuda.__wrapped__()
     assert status.available == (said is None)
     assert said is None or said in status.detail
