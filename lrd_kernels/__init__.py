@@ -52,6 +52,7 @@ from lrd_kernels.functional import (
     solve,
 )
 from lrd_kernels.gradients import filter_gradients
+from lrd_kernels.graphs import warm_up
 from lrd_kernels.joint import JointAccumulator, JointNormal, SemidefiniteNormal, joint
 from lrd_kernels.mixture import mixture_log_prob
 from lrd_kernels.ops.dispatch import backends, use_backend
@@ -93,6 +94,7 @@ __all__ = [
     "solve",
     "truncate",
     "use_backend",
+    "warm_up",
 ]
 
 if not TYPE_CHECKING:  # mypy would take every name for an attribute

@@ -23,6 +23,11 @@ PRECISIONS = {**OP_PRECISIONS, "qr": QR}
 FLUSH_ROWS = 128  # float32 partial sums are added to a float64 sum after at most this many rows
 FLOAT32_SUM_ERROR = 2.0**-22  # of such a sum, relative to sqrt(G_jj G_kk); it grows with FLUSH_ROWS
 FLOAT64_SUM_ERROR = 2.0**-50  # the same of sums in float64
+# The same of sums of pairs of float32, as the CUDA kernels form them: 2^-47 for a product of a pair and a number, and
+# 2^-48 for each of at most 64 additions to the lower half, which is 2^-24 of the sum at most.
+PAIR_SUM_ERROR = 2.0**-42
+# Diagonal entries of which pairs are formed: their reciprocals, and the lower halves, are normal float32 numbers.
+PAIR_LEAST, PAIR_MOST = 2.0**-80, 2.0**80
 QUAD_ERROR = 2.0**-29  # of r^T w r, always summed in float64, relative to the sum error above
 INVERSE_ERROR = 2.0**-46  # rounding error of M computed with L^-1, relative to its terms
 TOLERANCE = 2.5e-7  # largest error of M, relative to M and to the log-density

@@ -290,7 +290,7 @@ def capacitance_cholesky(
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
     _validate.option("precision", precision, OP_PRECISIONS)
-    chosen = dispatch.choose(backend, cov_factor.device.type)
+    chosen = dispatch.choose(backend, cov_factor.device)
     if chosen == "reference":
         return reference.capacitance_cholesky(cov_factor, cov_diag, mask=mask)
     chol, info = CapacitanceCholesky.apply(cov_factor, cov_diag, mask, OP_PRECISIONS[precision], chosen)
@@ -321,7 +321,7 @@ def solve(
     """
     _validate.gaussian(cov_factor, cov_diag, rhs=rhs)
     _validate.options(precision, on_failure)
-    chosen = dispatch.choose(backend, cov_factor.device.type)
+    chosen = dispatch.choose(backend, cov_factor.device)
     if chosen == "reference":
         result = reference.solve(rhs, cov_factor, cov_diag)
     else:  # in float32 for half types, whose gradients would be products of rounded solutions
@@ -359,7 +359,7 @@ def latent_mean(diff: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
     Not public; used by `condition`.
     """
     _validate.gaussian(cov_factor, cov_diag, value=diff)
-    chosen = dispatch.choose(None, cov_factor.device.type)
+    chosen = dispatch.choose(None, cov_factor.device)
     if chosen == "reference":
         x = reference.solve(diff, cov_factor, cov_diag)
         return products.project(cov_factor, x[..., None, :])[..., 0, :]
@@ -370,7 +370,7 @@ def latent_mean(diff: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
 
 def precision_diag(cov_factor: Tensor, cov_diag: Tensor) -> Tensor:
     """Diagonal of `Sigma^-1`: shape [..., S]. Not public; used by the KL divergences."""
-    chosen = dispatch.choose(None, cov_factor.device.type)
+    chosen = dispatch.choose(None, cov_factor.device)
     if chosen == "reference":
         return reference.precision_diag(cov_factor, cov_diag)
     return PrecisionDiag.apply(cov_factor, cov_diag, chosen)
@@ -397,7 +397,7 @@ def terms(
     _validate.options(precision, on_failure)
     value, loc = (*vectors.values(), None, None)[:2]
     constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
-    chosen = dispatch.choose(backend, cov_factor.device.type)
+    chosen = dispatch.choose(backend, cov_factor.device)
     if chosen == "reference":
         result = reference.terms(
             *(value, loc, cov_factor, cov_diag),

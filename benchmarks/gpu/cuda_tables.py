@@ -5,7 +5,10 @@ from __future__ import annotations
 import cuda_resources
 import cuda_traffic
 import emulated_cuda
+import sass
 import traffic
+
+from benchmarks.gpu import cost_tables
 
 RANKS = (8, 16, 64, 128)
 ROWS = 512
@@ -66,12 +69,21 @@ and 0.125 sectors.
 
 {side_by_side}
 
-If Triton is installed, its kernels compute the passes over the outputs, and a CUDA kernel the R x R matrices up to rank
-1024. Without Triton, the CUDA kernels compute everything; `backend="cuda"` selects them explicitly. The two have not
-been timed against each other."""
+The CUDA kernels are used where the library and the GPU allow it, and Triton elsewhere; `backend="triton"` selects its
+kernels explicitly. The two have not been timed against each other.
+
+{cost}"""
+
+
+def cost_section() -> str:
+    if sass.find_nvdisasm() is None:
+        return "## What binds the CUDA kernels\n\nNot in these tables: nvdisasm is not installed."
+    return cost_tables.section()
 
 
 def section() -> str:
     if reason := emulated_cuda.why_not():
         return f"## The CUDA kernels\n\nNot in these tables: {reason}."
-    return TEXT.format(resources="\n".join(resources()), side_by_side="\n".join(side_by_side()), rows=ROWS)
+    return TEXT.format(
+        resources="\n".join(resources()), side_by_side="\n".join(side_by_side()), rows=ROWS, cost=cost_section()
+    )

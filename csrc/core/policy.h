@@ -23,6 +23,12 @@ constexpr int64_t kFlushRows = 128;
 constexpr double kFloat32SumError = 0x1p-22;
 // The same of sums in float64.
 constexpr double kFloat64SumError = 0x1p-50;
+// The same of sums of pairs of float32, as the CUDA kernels form them: 2^-47 for a product of a pair and a number, and
+// 2^-48 for each of at most 64 additions to the lower half, which is 2^-24 of the sum at most.
+constexpr double kPairSumError = 0x1p-42;
+// Diagonal entries of which pairs are formed: their reciprocals, and the lower halves, are normal float32 numbers.
+constexpr float kPairLeast = 0x1p-80f;
+constexpr float kPairMost = 0x1p+80f;
 // r^T w r is always summed in float64: its error relative to the sum error above.
 constexpr double kQuadError = 0x1p-29;
 // The rounding error of M computed with L^-1, relative to its terms.

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../core/policy.h"
+
 namespace lrd::cuda {
 
 // The columns of a Gram matrix or a projection where they lie: T blocks [S, R], then V vectors [S].
@@ -28,7 +30,8 @@ struct Rows {
   int64_t diag_b, diag_s;
   bool exp_diag;  // D = eps + exp(min(diag, limit))
   double eps, limit;
-  const uint8_t* mask;  // [B, S]
+  float narrow_eps[2], narrow_limit;  // the same as a pair of float32, and in float32
+  const uint8_t* mask;                // [B, S]
   int64_t mask_b, mask_s;
   const void* value;  // [B, N, S]
   int64_t value_b, value_n, value_s;
@@ -37,25 +40,41 @@ struct Rows {
   int64_t S, N;
 };
 
+// The sums of a run of rows, in one slot: the lower half of G by rows, u [N, K], quad [N], sum log D, and whether a D
+// is not ordinary (see row_parts.cuh).
+struct SlotLayout {
+  int64_t u, quad, log_diag, odd, numbers;
+
+  LRD_HOST_DEVICE SlotLayout(int64_t columns, int64_t N, bool with_gram = true)
+      : u(with_gram ? columns * (columns + 1) / 2 : 0),
+        quad(u + N * columns),
+        log_diag(quad + N),
+        odd(log_diag + 1),
+        numbers(odd + 1) {}
+};
+
 struct GramArgs {
   Columns columns;
   Rows rows;
   const int32_t* again;  // [B]: only the items for which it is set
-  double* gram;          // [B, splits, total, total], tiles at or below the diagonal; null: not wanted
-  double* u;             // [B, splits, N, total]
-  double* quad;          // [B, splits, N]
-  double* log_diag;      // [B, splits]
+  double* slots;         // [B, splits, numbers of a SlotLayout]
+  int32_t* tickets;      // [B, 2], set to 0 for the launches that follow; may be null
+  int64_t B;
+  bool slots_have_gram, want_gram;  // G has room in a slot, and is summed by this launch
   int64_t first_value;
   int values;  // of this launch
   int64_t splits, rows_per_split, pairs;
+  bool vector = false;  // of the second pass: rows of a whole tile of columns can be read 16 bytes at a time
 };
 
 // Sums of the slots, in their order.
 struct AddArgs {
   const int32_t* again;
-  const double *gram_slots, *u_slots, *quad_slots, *log_slots;
-  double *gram, *u, *quad, *log_diag;
+  const double* slots;
+  double *gram, *u, *quad, *log_diag;  // [B, K, K], [B, N, K], [B, N], [B]; gram and log_diag may be null
+  int32_t* odd;                        // [B]; may be null
   int64_t B, N, columns, splits;
+  bool slots_have_gram;
 };
 
 struct MeanArgs {
@@ -94,13 +113,21 @@ struct TakeArgs {
   int64_t B, R;
 };
 
+// What the sums were, and so what their certificate asks for.
 struct JudgeArgs {
   const double *gram, *quad, *z, *maha;
   const double* summary;  // [B, 2]: growth, log det Sigma
-  int32_t* again;         // [B]
+  const int32_t* odd;     // [B]; may be null
+  int32_t* again;         // [B]: an Again
   int64_t N, S;
   int R;
+  double sum_error, quad_error, growth_limit;  // relative errors of G and u, of quad; the largest growth
+  bool by_certificate;                         // otherwise numbers out of range alone ask for more
+  bool by_residuals;                           // a value that cancels is done again by its residuals, not in float64
 };
+
+// What is done again of an item: nothing; everything, in float64; or M and z, from the residuals r - P z.
+enum Again : int32_t { kNothing = 0, kInFloat64 = 1, kByResiduals = 2 };
 
 struct SettleArgs {
   const double *maha, *summary;
@@ -111,6 +138,22 @@ struct SettleArgs {
   int64_t N;
   int R;
   double of_maha, of_logdet, constant;
+};
+
+// From the slots to the result.
+struct FinishArgs {
+  AddArgs add;
+  CapacitanceArgs capacitance;
+  JudgeArgs judge;
+  SettleArgs settle;
+  bool judges;
+  int32_t* tickets;  // [B], 2 apart
+};
+
+// The second pass: the sums of the items that the first one did not serve, and what follows.
+struct AgainArgs {
+  GramArgs gram;  // in float64, or of the residuals
+  FinishArgs finish;
 };
 
 struct BackwardArgs {
@@ -124,6 +167,7 @@ struct BackwardArgs {
   int64_t grad_b, grad_n;
   bool wide_grad;
   int32_t* flags;         // [F, blocks]: set where float32 is not enough
+  bool flag_uncertain;    // and also where the certificate or a leverage asks for float64
   const int32_t* wanted;  // [F, wanted_blocks]: only these blocks of rows
   int64_t wanted_blocks;
   int wanted_rows;

@@ -6,6 +6,13 @@
 
 namespace lrd::cuda {
 
+// Block per matrix.
+__global__ void __launch_bounds__(kThreads, 1) capacitance_kernel(const CapacitanceArgs p) {
+  extern __shared__ double memory[];
+  if (p.again && !p.again[blockIdx.x]) return;
+  factorise(p, blockIdx.x, memory);
+}
+
 void launch_solve(const Gpu& gpu, int64_t B, const CapacitanceArgs& args) {
   CapacitancePlan plan = plan_capacitance(B, args.N, args.R, 0);
   gpu.launch(solve_kernel, plan.solve, args);

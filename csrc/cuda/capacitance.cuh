@@ -64,12 +64,10 @@ __device__ void solve_value(const CapacitanceArgs& p, int64_t b, int64_t n, doub
 // One sweep makes both factors: with C = M^-1 diag(d) M^-T, step k subtracts column k from the columns to its right,
 // and row k of M from those of the rows below, in place; M takes the room of the columns that are done. Column k itself
 // is kept aside, so that one barrier a step is enough.
-__global__ void __launch_bounds__(kThreads, 1) capacitance_kernel(const CapacitanceArgs p) {
-  extern __shared__ double memory[];
+// By a whole block, for matrix b; `memory` for a CapacitanceShared.
+__device__ __forceinline__ void factorise(const CapacitanceArgs& p, int64_t b, double* memory) {
   __shared__ double found[kThreads / kWarp];
   const int R = p.R, tid = threadIdx.x, threads = blockDim.x, lane = tid % kWarp, warp = tid / kWarp;
-  const int64_t b = blockIdx.x;
-  if (p.again && !p.again[b]) return;
   Arena arena(memory);
   const CapacitanceShared shared(arena, R);
   double *tri = shared.tri, *gram_diag = shared.gram_diag, *pivots = shared.pivots, *y = shared.y;

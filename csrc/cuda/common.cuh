@@ -71,6 +71,25 @@ __device__ __forceinline__ double difference(const Rows& rows, int64_t b, int64_
   return r;
 }
 
+// ---- launches whose last block does what is left ----
+
+// Before such a launch.
+__device__ __forceinline__ void reset_tickets(int32_t* tickets, int64_t B) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (tickets && at < 2 * B) tickets[at] = 0;
+}
+
+// Whether this block is the last of `blocks` to come here: it sees what the others have written before.
+__device__ __forceinline__ bool is_last(int32_t* ticket, int64_t blocks) {
+  __threadfence();
+  __syncthreads();
+  int last = 0;
+  if (threadIdx.x == 0) last = atomicAdd(ticket, 1) == blocks - 1;
+  last = __syncthreads_or(last);
+  __threadfence();
+  return last;
+}
+
 // One number of a stack of columns, scaled and centred.
 template <class T, class A>
 __device__ __forceinline__ A column_entry(const Columns& columns, const T* factors, const T* vectors,

@@ -69,17 +69,16 @@ __device__ __forceinline__ void add_parts(double (&own)[count], int part, int pa
   }
 }
 
+// The sums of block (split, pair, b), `block` of them.
 template <class T, class A, int kTile>
-__global__ void __launch_bounds__(kThreads, kResident<A>) gram_kernel(const GramArgs p) {
+__device__ __forceinline__ void sum_tiles(const GramArgs& p, int64_t block, double* memory) {
   constexpr int kRows = kGramRows<A, kTile>, kLd = kGramPitch<A, kTile>;
   constexpr int kAcross = kTile / 4, kParts = kThreads / (kAcross * kAcross);  // threads of a tile, 4 x 4 numbers each
   constexpr int kFlush = sizeof(A) == 8 ? 1 : kFlushRows * kParts / kRows;     // blocks of rows, of float32 sums
-  extern __shared__ double memory[];
   const Rows& rows = p.rows;
-  const int64_t split = blockIdx.x % p.splits, b = blockIdx.x / p.splits / p.pairs;
-  int i = static_cast<int>(blockIdx.x / p.splits % p.pairs), j = i;
-  if (p.again && !p.again[b]) return;
-  if (p.gram) {  // pair -> (i, j), j <= i
+  const int64_t split = block % p.splits, b = block / p.splits / p.pairs;
+  int i = static_cast<int>(block / p.splits % p.pairs), j = i;
+  if (p.want_gram) {  // pair -> (i, j), j <= i
     j = i;
     for (i = 0; j > i; ++i) j -= i + 1;
   }
@@ -143,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, kResident<A>) gram_kernel(const Gram
     if (right != left)
       load_tile<T, A, kTile>(p.columns, factors, vectors, mean, begin, j * kTile, right_count, scale, right);
     __syncthreads();
-    if (p.gram) {
+    if (p.want_gram) {
 #pragma unroll 2
       for (int s = part; s < kRows; s += kParts) {
         A a[4], c[4];
@@ -173,9 +172,9 @@ __global__ void __launch_bounds__(kThreads, kResident<A>) gram_kernel(const Gram
         u[0] += static_cast<double>(left[s * kLd + u_column]) * differences[u_value * kRows + s];
   }
 
-  const int64_t slot = b * p.splits + split;
-  if (p.gram) {
-    double* gram = p.gram + slot * total * total;
+  const SlotLayout at(total, rows.N, p.slots_have_gram);
+  double* slot = p.slots + (b * p.splits + split) * at.numbers;
+  if (p.want_gram) {
     add_parts(sums, part, kParts, tid % (kAcross * kAcross), kAcross * kAcross, memory);
     // By way of shared memory, so that neighbouring threads store neighbouring numbers: every fourth row at a time.
 #pragma unroll
@@ -186,8 +185,8 @@ __global__ void __launch_bounds__(kThreads, kResident<A>) gram_kernel(const Gram
         for (int n = 0; n < 4; ++n) memory[ty / 4 * kTile + tx + n] = sums[4 * m + n];
       __syncthreads();
       for (int e = tid; e < kAcross * kTile; e += kThreads) {
-        const int row = i * kTile + e / kTile * 4 + m, column = j * kTile + e % kTile;
-        if (row < total && column < total) gram[static_cast<int64_t>(row) * total + column] = memory[e];
+        const int64_t row = i * kTile + e / kTile * 4 + m, column = j * kTile + e % kTile;
+        if (row < total && column <= row) slot[row * (row + 1) / 2 + column] = memory[e];
       }
     }
     __syncthreads();
@@ -196,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, kResident<A>) gram_kernel(const Gram
     add_parts(u, u_slice, u_slices, tid % (kTile * padded), kTile * padded, memory);
     const int column = i * kTile + u_column;
     if (u_slice == 0 && u_value < p.values && column < total)
-      p.u[(slot * rows.N + p.first_value + u_value) * total + column] = u[0];
+      slot[at.u + (p.first_value + u_value) * total + column] = u[0];
   }
   if (i == 0 && j == 0 && rows.weighted) {
     double of_rows[kGramValues + 1];  // of the warp, then of the block
@@ -206,37 +205,54 @@ __global__ void __launch_bounds__(kThreads, kResident<A>) gram_kernel(const Gram
     if (tid == 0) {
 #pragma unroll
       for (int n = 0; n < kGramValues; ++n)
-        if (n < p.values) p.quad[slot * rows.N + p.first_value + n] = of_rows[n];
-      if (p.first_value == 0) p.log_diag[slot] = of_rows[kGramValues];
+        if (n < p.values) slot[at.quad + p.first_value + n] = of_rows[n];
+      if (p.first_value == 0) slot[at.log_diag] = of_rows[kGramValues], slot[at.odd] = 0.0;
     }
   }
 }
 
-// Thread per number: G, which is mirrored, then u, quad and log_diag.
-__global__ void __launch_bounds__(kThreads, 1) add_slots_kernel(const AddArgs p) {
-  const int64_t square = p.gram ? p.columns * p.columns : 0, of_u = p.N * p.columns;
-  const int64_t numbers = square + of_u + p.N + 1;
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, b = at / numbers;
-  if (b >= p.B || (p.again && !p.again[b])) return;
-  int64_t e = at % numbers, size = square;
-  const double* from = p.gram_slots;
-  double* to = p.gram;
-  if (e >= square) {
-    e -= square;
-    from = p.u_slots, to = p.u, size = of_u;
-    if (e >= of_u) {
-      e -= of_u;
-      from = p.quad_slots, to = p.quad, size = p.N;
-      if (e >= p.N) e -= p.N, from = p.log_slots, to = p.log_diag, size = 1;
-    }
-  } else if (e % p.columns > e / p.columns) {
-    return;
-  }
-  if (!to) return;
+template <class T, class A, int kTile>
+__global__ void __launch_bounds__(kThreads, kResident<A>) gram_kernel(const GramArgs p) {
+  extern __shared__ double memory[];
+  reset_tickets(p.tickets, p.B);
+  if (p.again && !p.again[blockIdx.x / p.splits / p.pairs]) return;
+  sum_tiles<T, A, kTile>(p, blockIdx.x, memory);
+}
+
+// Numbers [first, first + 32) of an item's sums, over its slots: a warp's lanes have one number each, and a warp every
+// eighth slot. Needs room for kThreads numbers; G is mirrored.
+__device__ __forceinline__ void add_numbers(const AddArgs& p, int64_t b, int64_t first, double* room) {
+  const SlotLayout at(p.columns, p.N, p.slots_have_gram);
+  const int64_t e = first + threadIdx.x % kWarp;
   double sum = 0.0;
-  for (int64_t split = 0; split < p.splits; ++split) sum += from[(b * p.splits + split) * size + e];
-  to[b * size + e] = sum;
-  if (to == p.gram) to[b * size + e % p.columns * p.columns + e / p.columns] = sum;
+  if (e < at.numbers) {
+    const double* from = p.slots + b * p.splits * at.numbers + e;
+#pragma unroll 4
+    for (int64_t split = threadIdx.x / kWarp; split < p.splits; split += kThreads / kWarp)
+      sum += from[split * at.numbers];
+  }
+  __syncthreads();
+  room[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x >= kWarp || e >= at.numbers) return;
+  for (int k = 1; k < kThreads / kWarp; ++k) sum += room[k * kWarp + threadIdx.x];
+  if (e < at.u) {
+    int64_t i = static_cast<int64_t>((sqrt(8.0 * static_cast<double>(e) + 1.0) - 1.0) / 2.0);
+    if (i * (i + 1) / 2 > e) --i;  // the square root may have been rounded
+    if ((i + 1) * (i + 2) / 2 <= e) ++i;
+    const int64_t j = e - i * (i + 1) / 2;
+    double* gram = p.gram + b * p.columns * p.columns;
+    gram[i * p.columns + j] = sum;
+    gram[j * p.columns + i] = sum;
+  } else if (e < at.quad) {
+    p.u[b * p.N * p.columns + e - at.u] = sum;
+  } else if (e < at.log_diag) {
+    p.quad[b * p.N + e - at.quad] = sum;
+  } else if (e == at.log_diag) {
+    if (p.log_diag) p.log_diag[b] = sum;
+  } else if (p.odd) {
+    p.odd[b] = sum != 0.0;
+  }
 }
 
 // Thread per output.

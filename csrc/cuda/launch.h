@@ -12,9 +12,14 @@
 
 namespace lrd::cuda {
 
+constexpr int kFastFloat64 = 4;  // float64 is fast at up to this ratio: 2 on data centre GPUs, 32 or 64 on others
+
 inline void check(cudaError_t error) {
   STD_TORCH_CHECK(error == cudaSuccess, "lrd: CUDA error: ", cudaGetErrorString(error));
 }
+
+// How sums of the quality of float64 are formed: in float64 where that is fast, elsewhere as pairs of float32.
+enum class Sums64 { native, pairs };
 
 // The GPU of a tensor is the current one for as long as this lives.
 class Gpu {
@@ -28,6 +33,9 @@ class Gpu {
     int bytes = 0;
     check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
     shared_limit_ = bytes;
+    int ratio = 0;  // of the speeds of float32 and float64
+    check(cudaDeviceGetAttribute(&ratio, cudaDevAttrSingleToDoublePrecisionPerfRatio, index));
+    sums64_ = ratio <= kFastFloat64 ? Sums64::native : Sums64::pairs;
   }
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
@@ -35,6 +43,7 @@ class Gpu {
 
   // Bytes of shared memory that a block may have.
   int64_t shared_limit() const { return shared_limit_; }
+  Sums64 sums64() const { return sums64_; }
 
   template <class Args>
   void launch(void (*kernel)(Args), const Launch& plan, const Args& args) const {
@@ -52,6 +61,7 @@ class Gpu {
   CUDAGuardHandle guard_ = nullptr;
   cudaStream_t stream_ = nullptr;
   int64_t shared_limit_ = 0;
+  Sums64 sums64_ = Sums64::pairs;
 };
 
 }  // namespace lrd::cuda

@@ -1,5 +1,6 @@
-// lrd_cuda::log_prob_bwd: with precision "auto" a launch in float32, and one in double for the blocks of rows that ask
-// for it. The other blocks of that launch have nothing to do.
+// lrd_cuda::log_prob_bwd: a launch in float32, and one in double for the blocks of rows that ask for it: numbers out of
+// range, and with precision "auto" high leverage and uncertain items. The other blocks of that launch have nothing to
+// do.
 #include "dtypes.cuh"
 #include "log_prob_bwd.cuh"
 #include "ops.h"
@@ -75,19 +76,34 @@ Three log_prob_bwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::o
     return plan;
   };
   const Precision chosen = static_cast<Precision>(precision);
-  const bool narrow = !is_wide(cov_factor) && chosen != Precision::float64;
-  if (!narrow || chosen == Precision::float32 || !args.need_logdet) {
-    launch(!narrow);
+  if (is_wide(cov_factor) || chosen == Precision::float64) {
+    launch(true);
     return {grad_factor, grad_diag, grad_loc};
   }
-  const int64_t blocks = plan_backward(F, in.per_factor(), S, R, N, false, gpu.shared_limit()).blocks;
+  FastGradientPlan fast;
+  if (N <= 1 && in.per_factor() == 1) fast = plan_fast_gradients(B, S, R, gpu.shared_limit());
+  const bool certain = chosen == Precision::float32 || !args.need_logdet;
+  if (fast.width == 0 && certain) {
+    launch(false);
+    return {grad_factor, grad_diag, grad_loc};
+  }
+  // Blocks of rows that float32 does not serve are set in `flags`, and computed again.
+  const RowsPlan first = plan_backward(F, in.per_factor(), S, R, N, false, gpu.shared_limit());
+  const int64_t blocks = fast.width ? fast.blocks : first.blocks;
   const Tensor flags = empty(cov_factor, {F, blocks}, aoti_torch_dtype_int32());
   args.flags = static_cast<int32_t*>(flags.mutable_data_ptr());
-  const RowsPlan first = launch(false);
+  args.flag_uncertain = !certain;
+  if (fast.width) {
+    args.blocks = fast.blocks;
+    args.block_rows = fast.rows;
+    launch_fast_gradients(gpu, cov_factor, fast, args);
+  } else {
+    launch(false);
+  }
   args.flags = nullptr;
   args.wanted = static_cast<const int32_t*>(flags.const_data_ptr());
-  args.wanted_blocks = first.blocks;
-  args.wanted_rows = first.rows;  // a multiple of the second launch's
+  args.wanted_blocks = blocks;
+  args.wanted_rows = fast.width ? fast.rows : first.rows;  // a multiple of the second launch's
   launch(true);
   return {grad_factor, grad_diag, grad_loc};
 }

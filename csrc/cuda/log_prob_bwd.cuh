@@ -2,6 +2,7 @@
 // V = P L^-T and then Q = V L^-1 take its place, a tile of columns at a time; tiles of L^-1 come from the cache.
 #pragma once
 
+#include "gradient_weights.cuh"
 #include "rows.cuh"
 
 namespace lrd::cuda {
@@ -43,20 +44,6 @@ __device__ void multiply_by_inverse(const double* chol_inv, int R, A* block, int
     put_column(block, pitch, rows, k + share.column, R, share, sums);
     __syncthreads();
   }
-}
-
-__device__ __forceinline__ double grad_of(const BackwardArgs& p, int64_t b, int64_t n) {
-  const int64_t at = b * p.grad_b + n * p.grad_n;
-  return p.wide_grad ? static_cast<const double*>(p.grad)[at] : static_cast<const float*>(p.grad)[at];
-}
-
-// The weight of log det Sigma: over the values that have not failed.
-__device__ __forceinline__ double logdet_weight(const BackwardArgs& p, int64_t b) {
-  if (p.rows.N == 0) return p.logdet * grad_of(p, b, 0);
-  double sum = 0.0;
-  for (int64_t n = 0; n < p.rows.N; ++n)
-    if (p.value_info[b * p.rows.N + n] == 0) sum += grad_of(p, b, n);
-  return p.logdet * sum;
 }
 
 // Block (block of rows, f).

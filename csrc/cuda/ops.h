@@ -41,7 +41,19 @@ struct Sums {
   Tensor gram, u, quad, log_diag;
 };
 Sums empty_sums(const Tensor& like, int64_t B, int64_t N, int64_t columns, bool want_gram);
-// Products in double where `wide`; only the items that are set in `again` [B], where it is given.
+// The sums of runs of rows, [B, splits, numbers], and how many runs there are.
+struct GramSlots {
+  Tensor tensor;
+  int64_t splits;
+};
+GramSlots launch_sums(const Gpu& gpu, const Tensor& like, int64_t B, const Columns& columns, const Rows& rows,
+                      bool wide, bool want_gram, const int32_t* again, int32_t* tickets);
+AddArgs add_args(const GramSlots& slots, int64_t B, int64_t N, int64_t columns, bool with_gram, const Sums& to);
+// The same for one value at most, by the kernels for it: `slots` has room for plan.splits.
+void launch_fast_sums(const Gpu& gpu, const Tensor& like, const FastPlan& plan, const GramArgs& args);
+void launch_fast_gradients(const Gpu& gpu, const Tensor& like, const FastGradientPlan& plan, const BackwardArgs& args);
+// The sums and their total: products in double where `wide`; only the items that are set in `again` [B], where it is
+// given.
 void launch_gram(const Gpu& gpu, const Tensor& like, int64_t B, const Columns& columns, const Rows& rows, bool wide,
                  bool want_gram, const int32_t* again, const Sums& to);
 // The R-sized algebra; where args.chol is null and the blocked kernels need one, it is made.

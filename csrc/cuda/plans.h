@@ -8,6 +8,7 @@
 
 #include "../core/arena.h"
 #include "../core/policy.h"
+#include "args.h"
 
 namespace lrd::cuda {
 
@@ -59,13 +60,69 @@ struct GramShared {
   }
 };
 
+constexpr int kTileThreads = 288;  // of the kernel with tiles in registers: 36 tiles of eight lanes each
+// Rows that it holds, by the columns, 32 or 64; and their distance: whole 16 bytes, and rows of neighbouring lanes in
+// different banks.
+LRD_HOST_DEVICE constexpr int tiles_rows(int width) { return width == 64 ? 64 : 96; }
+LRD_HOST_DEVICE constexpr int tiles_pitch(int width) { return width + 4; }
+
+struct TilesShared {
+  double* room;                        // the sums at the end, in the place of the block
+  float *block, *scale, *differences;  // [rows, pitch], [rows], [rows]
+
+  template <class Memory>
+  LRD_HOST_DEVICE TilesShared(Memory& memory, int width) {
+    const int64_t rows = tiles_rows(width);
+    memory.take(room, 36 * 64);
+    block = reinterpret_cast<float*>(room);
+    memory.take(scale, rows);
+    memory.take(differences, rows);
+  }
+};
+static_assert(64 * tiles_pitch(64) * 4 <= 36 * 64 * 8 && 96 * tiles_pitch(32) * 4 <= 36 * 64 * 8);
+
+// Blocks that add the slots of an item.
+LRD_HOST_DEVICE int64_t slot_chunks(int64_t columns, int64_t N, bool with_gram) {
+  return (SlotLayout(columns, N, with_gram).numbers + kWarp - 1) / kWarp;
+}
+
+// Kernels for one value at most, in float32 or pairs: thread per row up to rank 16, tiles in registers up to 64.
+constexpr int64_t kPairRank = 8, kRowRank = 16, kTiledRank = 64;  // up to the first in pairs or float64
+
+// Columns that a fast kernel is made for, at least R; 0 where none is.
+inline int fast_width(int64_t R) {
+  if (R < 1 || R > kTiledRank) return 0;
+  return R <= 4 ? 4 : R <= 8 ? 8 : R <= kRowRank ? 16 : R <= 32 ? 32 : 64;
+}
+
+struct FastPlan {
+  int width = 0;  // columns that the kernel is made for; 0 where none is
+  int64_t splits = 1, rows_per_split = 0;
+  Launch sums;  // block (split, b)
+};
+
+// Runs of rows are as long as it takes for what a block does once to cost little, and short where there are few rows.
+inline FastPlan plan_fast_sums(int64_t B, int64_t S, int64_t R) {
+  FastPlan plan;
+  plan.width = fast_width(R);
+  if (plan.width == 0) return plan;
+  const bool by_rows = R <= kRowRank;
+  const int64_t rows = by_rows ? kThreads : tiles_rows(plan.width);
+  const int64_t wanted = divide_up(kGramBlocks, std::max<int64_t>(B, 1));
+  plan.splits = std::max<int64_t>(std::min(wanted, divide_up(S, rows)), 1);
+  plan.rows_per_split = divide_up(divide_up(S, plan.splits), rows) * rows;
+  plan.splits = std::max<int64_t>(divide_up(S, plan.rows_per_split > 0 ? plan.rows_per_split : 1), 1);
+  plan.sums = {B * plan.splits, by_rows ? kThreads : kTileThreads, by_rows ? 0 : bytes_of<TilesShared>(plan.width)};
+  return plan;
+}
+
 struct GramPlan {
   int tile = 16;               // columns of a tile of G
   int64_t pairs = 1;           // tiles at or below the diagonal, or on it where G is not wanted
   int64_t splits = 1;          // runs of rows, each with a slot of sums
   int64_t rows_per_split = 0;  // in whole blocks of rows
   Launch sums;                 // block (split, pair, b)
-  Launch add;                  // of the slots: thread per number
+  Launch add;                  // of the slots: block (32 numbers, b)
 };
 
 // For B items of `columns` columns. `values` of N are summed with this launch.
@@ -83,8 +140,7 @@ inline GramPlan plan_gram(int64_t B, int64_t S, int64_t columns, int64_t N, bool
   plan.sums.grid = B * plan.pairs * plan.splits;
   plan.sums.block = kThreads;
   plan.sums.shared = shared_bytes<GramShared>(wide, rows, gram_pitch(plan.tile, wide), plan.pairs > tiles);
-  const int64_t numbers = (want_gram ? columns * columns : 0) + N * columns + N + 1;
-  plan.add.grid = divide_up(B * numbers, kThreads);
+  plan.add.grid = B * slot_chunks(columns, N, want_gram);
   plan.add.block = kThreads;
   return plan;
 }
@@ -150,6 +206,26 @@ inline CapacitancePlan plan_capacitance(int64_t B, int64_t N, int64_t R, int64_t
 
 // ---- log_prob_fwd ----
 
+// The launches after the sums: one block of an item that comes last does all of the R-sized algebra.
+struct FinishPlan {
+  bool possible = false;
+  Launch finish;  // block (32 numbers, b)
+  Launch again;   // block (split, pair, b) of the plan for float64 products
+};
+
+constexpr int64_t kResidualNumbers = kThreads / kWarp * (kTiledRank + 1);  // that a block of the second pass adds up
+
+inline FinishPlan plan_finish(int64_t B, int64_t N, int64_t R, const GramPlan& again, int64_t shared_limit) {
+  FinishPlan plan;
+  const CapacitancePlan capacitance = plan_capacitance(B, N, R, shared_limit);
+  if (!capacitance.fused || N > kGramValues) return plan;
+  const int64_t shared = std::max<int64_t>(capacitance.whole.shared, kThreads * 8);
+  plan.possible = true;
+  plan.finish = {B * slot_chunks(R, N, true), kThreads, shared};
+  plan.again = {again.sums.grid, kThreads, std::max({shared, again.sums.shared, kResidualNumbers * 8})};
+  return plan;
+}
+
 inline Launch plan_judge(int64_t B) { return {B, 128, 0}; }
 inline Launch plan_settle(int64_t B) { return {B, 128, 0}; }
 
@@ -213,8 +289,58 @@ struct BackwardShared {
   }
 };
 
+// Rows that the kernel with tiles of the gradient in registers holds, by the columns, 32 or 64.
+LRD_HOST_DEVICE constexpr int gradient_rows(int width) { return 8192 / width; }
+
+struct Pair;
+
+struct GradientShared {
+  Pair *difference, *along;                         // [rows] value - loc, [width] z
+  float *inverse, *block;                           // [width, pitch] of L^-1, [rows, pitch]
+  float *w, *slope, *pull, *coefficient, *of_diag;  // [rows]; w is negative where a row is not there
+
+  template <class Memory>
+  LRD_HOST_DEVICE GradientShared(Memory& memory, int width) {
+    const int64_t rows = gradient_rows(width), pitch = width + 4;
+    double* room;
+    memory.take(inverse, width * pitch);
+    memory.take(block, rows * pitch);
+    memory.take(room, rows);
+    difference = reinterpret_cast<Pair*>(room);
+    memory.take(room, width);
+    along = reinterpret_cast<Pair*>(room);
+    for (float** vector : {&w, &slope, &pull, &coefficient, &of_diag}) memory.take(*vector, rows);
+  }
+};
+
 // Whether the gradient of a factor is a sum over several Gaussians, or over more values than are held.
 constexpr bool sums_separately(int64_t per_factor, int64_t N) { return per_factor > 1 || N > kBackwardValues; }
+
+struct FastGradientPlan {
+  int width = 0;  // columns that the kernel is made for, 0 where none is
+  int rows = 0;   // of a block
+  int64_t blocks = 0;
+  Launch launch;  // block (block of rows, f)
+};
+
+constexpr int64_t kGradientBlocks = 1024;  // so many blocks where there are rows enough
+constexpr int64_t kGradientTurns = 16;     // blocks of rows that one block of threads does at most
+
+inline FastGradientPlan plan_fast_gradients(int64_t B, int64_t S, int64_t R, int64_t shared_limit) {
+  FastGradientPlan plan;
+  const int width = fast_width(R);
+  if (width == 0) return plan;
+  const bool by_rows = R <= kRowRank;
+  const int64_t shared = by_rows ? 0 : bytes_of<GradientShared>(width);
+  if (shared + kStaticReserve > shared_limit) return plan;
+  const int64_t rows = by_rows ? kThreads : gradient_rows(width);
+  const int64_t turns = std::clamp<int64_t>(divide_up(B * S, rows * kGradientBlocks), 1, kGradientTurns);
+  plan.width = width;
+  plan.rows = static_cast<int>(rows * turns);
+  plan.blocks = divide_up(S, plan.rows);
+  plan.launch = {B * plan.blocks, kThreads, shared};
+  return plan;
+}
 
 inline RowsPlan plan_backward(int64_t F, int64_t per_factor, int64_t S, int64_t R, int64_t N, bool wide,
                               int64_t shared_limit) {

@@ -42,6 +42,9 @@ Inputs::Inputs(const Tensor& factor_, const Tensor& diag, const std::optional<Te
   rows.exp_diag = eps.has_value();
   rows.eps = eps.value_or(0.0);
   rows.limit = exp_limit(diag);
+  rows.narrow_eps[0] = static_cast<float>(rows.eps);
+  rows.narrow_eps[1] = static_cast<float>(rows.eps - static_cast<double>(rows.narrow_eps[0]));
+  rows.narrow_limit = static_cast<float>(rows.limit);
   rows.S = S;
   rows.N = N;
   if (mask) {

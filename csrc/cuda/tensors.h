@@ -25,8 +25,22 @@ inline bool is_rank_major(const Tensor& factor) {
   return factor.stride(factor.dim() - 1) != 1 && factor.stride(factor.dim() - 2) == 1;
 }
 
+inline int64_t element_size(const Tensor& tensor) {
+  return is_wide(tensor) ? 8 : tensor.scalar_type() == ScalarType::Float ? 4 : 2;
+}
+
+// Whether rows are contiguous and begin where 16 bytes can be read at a time.
+inline bool is_aligned(const void* data, int64_t stride_b, int64_t stride_s, int64_t stride_r, int64_t size) {
+  return stride_r == 1 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_b * size % 16 == 0 &&
+         stride_s * size % 16 == 0;
+}
+
 inline void check_same_device(const Tensor& tensor, const Tensor& other) {
   STD_TORCH_CHECK(tensor.device() == other.device(), "lrd: all inputs must be on one device");
+}
+
+inline bool is_aligned(const Columns& columns, const Tensor& factor) {
+  return is_aligned(columns.factors, columns.factor_b, columns.factor_s, columns.factor_r, element_size(factor));
 }
 
 inline void check_doubles(const Tensor& tensor, const Tensor& like, int64_t numbers, const char* name) {

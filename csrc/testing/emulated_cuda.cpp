@@ -23,7 +23,7 @@ struct Memory {
 };
 
 Hook* hook = nullptr;
-int shared_limit = 0;
+int shared_limit = 0, float64_ratio = 0;
 std::map<const void*, std::string>& kernels() {
   static std::map<const void*, std::string> names;
   return names;
@@ -43,6 +43,7 @@ AOTITorchError remember(AtenTensorHandle tensor, const void* data, bool writable
   const char* base =
       static_cast<const char*>(data) - offset * static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
   Memory& piece = memory().try_emplace(base, Memory{base, bytes, false}).first->second;
+  if (piece.bytes != bytes) piece = {base, bytes, false};  // of memory that was freed, and is used anew
   piece.writable = piece.writable || writable;
   return AOTI_TORCH_SUCCESS;
 }
@@ -52,9 +53,10 @@ AOTITorchError remember(AtenTensorHandle tensor, const void* data, bool writable
 #define VISIBLE extern "C" __attribute__((visibility("default")))
 
 // For the tests.
-VISIBLE void lrd_emulate(Hook* launch, int shared_bytes) {
+VISIBLE void lrd_emulate(Hook* launch, int shared_bytes, int ratio_of_float64) {
   hook = launch;
   shared_limit = shared_bytes;
+  float64_ratio = ratio_of_float64;
 }
 VISIBLE void lrd_forget_memory() { memory().clear(); }
 VISIBLE int64_t lrd_known_memory(Memory* to, int64_t room) {
@@ -122,8 +124,8 @@ extern "C" cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size
 extern "C" cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { return cudaErrorUnknown; }
 
 const char* cudaGetErrorString(cudaError_t) { return "the emulated launch has failed"; }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = shared_limit;
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrSingleToDoublePrecisionPerfRatio ? float64_ratio : shared_limit;
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int bytes) {

@@ -22,6 +22,31 @@ py::dict gram(int64_t B, int64_t S, int64_t columns, int64_t N, bool wide, bool 
   return to;
 }
 
+py::dict fast_sums(int64_t B, int64_t S, int64_t R) {
+  const FastPlan plan = plan_fast_sums(B, S, R);
+  py::dict to;
+  to["width"] = plan.width;
+  to["splits"] = plan.splits;
+  to["rows_per_split"] = plan.rows_per_split;
+  to["sums"] = shown(plan.sums);
+  return to;
+}
+
+py::dict fast_gradients(int64_t B, int64_t S, int64_t R, int64_t shared_limit) {
+  const FastGradientPlan plan = plan_fast_gradients(B, S, R, shared_limit);
+  py::dict to;
+  to["width"] = plan.width;
+  to["rows"] = plan.rows;
+  to["blocks"] = plan.blocks;
+  to["launch"] = shown(plan.launch);
+  return to;
+}
+
+py::tuple finish(int64_t B, int64_t S, int64_t N, int64_t R, int64_t shared_limit) {
+  const FinishPlan plan = plan_finish(B, N, R, plan_gram(B, S, R, N, true, true), shared_limit);
+  return py::make_tuple(shown(plan.finish), shown(plan.again));
+}
+
 py::dict capacitance(int64_t B, int64_t N, int64_t R, int64_t shared_limit) {
   const CapacitancePlan plan = plan_capacitance(B, N, R, shared_limit);
   py::dict to;
@@ -50,6 +75,9 @@ py::dict rows(const RowsPlan& plan) {
 
 void bind_plans(py::module_& m) {
   m.def("plan_gram", &gram);
+  m.def("plan_fast_sums", &fast_sums);
+  m.def("plan_fast_gradients", &fast_gradients);
+  m.def("plan_finish", &finish);
   m.def("plan_mean", [](int64_t B, int64_t S) { return shown(plan_mean(B, S)); });
   m.def("plan_capacitance", &capacitance);
   m.def("plan_log_prob_fwd", [](int64_t B) { return py::make_tuple(shown(plan_judge(B)), shown(plan_settle(B))); });

@@ -13,6 +13,9 @@ py::dict numbers() {
   SHOW(kFlushRows);
   SHOW(kFloat32SumError);
   SHOW(kFloat64SumError);
+  SHOW(kPairSumError);
+  SHOW(kPairLeast);
+  SHOW(kPairMost);
   SHOW(kQuadError);
   SHOW(kInverseError);
   SHOW(kTolerance);

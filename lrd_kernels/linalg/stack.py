@@ -88,7 +88,7 @@ class Stack:
 
     def gram(self, *, precision: str = "float64", backend: str | None = None) -> Tensor:
         """`X^T X` of the columns X, in float64: [..., T R + V, T R + V]."""
-        chosen = dispatch.choose(backend, self.factors.device.type)
+        chosen = dispatch.choose(backend, self.factors.device)
         if chosen == "reference":
             X = self.dense()
             return reference.gram(X, X.new_ones(()).expand(X.shape[:-1]))
@@ -99,7 +99,7 @@ class Stack:
         self, diag: Tensor, basis: Tensor, fold: bool, *, rank_major: bool, backend: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """`X Q` for a basis Q [..., T R + V, K], and the diagonal [..., S]; `fold` adds the dropped variance."""
-        chosen = dispatch.choose(backend, self.factors.device.type)
+        chosen = dispatch.choose(backend, self.factors.device)
         if chosen == "reference":
             return reference.project_fold(self.dense(), diag.expand(self.shape), basis, fold)
         flat_diag = diag.expand(self.shape).reshape(self._items, self.shape[-1])

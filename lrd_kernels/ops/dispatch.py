@@ -16,7 +16,7 @@ from torch import Tensor
 from lrd_kernels.ops import load
 
 BACKENDS = ("cpu", "triton", "cuda", "reference")
-LEAST_CAPABILITY = (7, 5)  # the lowest compute capability that the CUDA kernels support
+LEAST_CAPABILITY = (7, 5)  # the lowest compute capability that the CUDA and the Triton kernels support
 OF_DEVICE = {"cpu": "cpu", "triton": "cuda", "cuda": "cuda"}
 
 
@@ -68,7 +68,8 @@ def backends() -> dict[str, BackendStatus]:
 
 
 @functools.cache
-def _triton() -> BackendStatus:
+def _triton(index: int | None = None) -> BackendStatus:
+    """The status on a GPU; on the current one without an index."""
     if importlib.util.find_spec("triton") is None:
         return BackendStatus(False, "the package triton is not installed")
     if triton_interprets():
@@ -77,21 +78,45 @@ def _triton() -> BackendStatus:
         return BackendStatus(
             False, "Triton kernels need a GPU that torch can use, or TRITON_INTERPRET=1 to interpret them on the CPU"
         )
-    return BackendStatus(True, f"Triton kernels on {torch.cuda.get_device_name()}")
+    if reason := _too_old("Triton", index):
+        return BackendStatus(False, reason)
+    return BackendStatus(True, f"Triton kernels on {torch.cuda.get_device_name(index)}")
 
 
 @functools.cache
-def _cuda() -> BackendStatus:
+def _cuda(index: int | None = None) -> BackendStatus:
+    """The status on a GPU; on the current one without an index."""
     if load.cuda_error is not None:
         return BackendStatus(False, load.cuda_error)
     if not torch.cuda.is_available():
         return BackendStatus(False, "CUDA kernels need a GPU that torch can use")
-    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
-        wanted = ".".join(map(str, LEAST_CAPABILITY))
-        return BackendStatus(
-            False, f"CUDA kernels need compute capability {wanted}, which {torch.cuda.get_device_name()} does not have"
-        )
-    return BackendStatus(True, f"CUDA kernels on {torch.cuda.get_device_name()}")
+    if reason := _too_old("CUDA", index):
+        return BackendStatus(False, reason)
+    name = torch.cuda.get_device_name(index)
+    if error := _first_launch(index):
+        reason = "so the driver may be too old for the CUDA version of this build"
+        return BackendStatus(False, f"the first launch of a CUDA kernel on {name} failed, {reason}: {error}")
+    return BackendStatus(True, f"CUDA kernels on {name}")
+
+
+def _too_old(kernels: str, index: int | None) -> str | None:
+    """Why a GPU is too old for kernels, or None if it is not."""
+    if torch.version.hip is not None or torch.cuda.get_device_capability(index) >= LEAST_CAPABILITY:
+        return None
+    wanted = ".".join(map(str, LEAST_CAPABILITY))
+    name = torch.cuda.get_device_name(index)
+    return f"{kernels} kernels need compute capability {wanted}, which {name} does not have"
+
+
+def _first_launch(index: int | None) -> str | None:
+    """The error of a launch of the smallest CUDA kernel, or None if it succeeds. Does not synchronise."""
+    device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+    sums = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in ((1, 1, 1), (1, 0, 1), (1, 0), (1,))]
+    try:
+        torch.ops.lrd_cuda.capacitance_fwd(*sums)
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def triton_interprets() -> bool:
@@ -104,25 +129,26 @@ def device_of(name: str) -> str:
     return "cpu" if name == "triton" and triton_interprets() else OF_DEVICE.get(name, "cpu")
 
 
-def _serves(name: str, device_type: str) -> bool:
+def _serves(name: str, device_type: str, index: int | None = None) -> bool:
     """Whether a backend supports tensors on a device. Called for every op."""
     if name == "reference":
         return True
     if name == "cpu":
         return device_type == "cpu" and load.cpu_error is None
     if name == "triton":
-        return device_type == device_of(name) and _triton().available
+        return device_type == device_of(name) and _triton(index).available
     if name == "cuda":
-        return device_type == "cuda" and _cuda().available
+        return device_type == "cuda" and _cuda(index).available
     return False
 
 
-def choose(asked: str | None, device_type: str) -> str:
-    """The backend for tensors on `device_type`. Raises an error if a backend requested by name is unavailable."""
+def choose(asked: str | None, device: torch.device) -> str:
+    """The backend for tensors on `device`. Raises an error if a backend requested by name is unavailable."""
+    device_type, index = device.type, device.index
     name = asked if asked is not None else forced()
     if name is None:
-        own = ("triton", "cuda") if device_type == "cuda" else ("cpu",)
-        served = next((name for name in own if _serves(name, device_type)), "reference")
+        own = ("cuda", "triton") if device_type == "cuda" else ("cpu",)
+        served = next((name for name in own if _serves(name, device_type, index)), "reference")
         if served == "reference" and device_type == "cpu":
             if torch.compiler.is_compiling():
                 from torch._dynamo.comptime import comptime
@@ -131,9 +157,9 @@ def choose(asked: str | None, device_type: str) -> str:
             else:
                 _warn_of_reference()
         return served
-    if _serves(name, device_type):
+    if _serves(name, device_type, index):
         return name
-    _decline(name, device_type)
+    _decline(name, device_type, index)
 
 
 _warned = False
@@ -152,9 +178,11 @@ def _warn_of_reference(_: object = None) -> None:
         )
 
 
-def _decline(name: str, device_type: str) -> NoReturn:
+def _decline(name: str, device_type: str, index: int | None) -> NoReturn:
     _check_name(name)
     status = backends()[name]
+    if status.available and name in ("triton", "cuda") and device_type == "cuda":
+        status = (_triton if name == "triton" else _cuda)(index)  # of this GPU, which may not be the current one
     if not status.available:
         others = "; ".join(f"{other}: {s.detail}" for other, s in backends().items() if other != name)
         raise RuntimeError(f"backend {name!r} is not available: {status.detail}. Other backends: {others}")

@@ -62,12 +62,16 @@ class Capacitance(NamedTuple):
 
 
 def _late(name: str) -> Callable[..., Any]:
-    """An op of the Triton backend. The first call imports Triton."""
+    """An op of the Triton backend. The first call imports Triton. Triton launches on the current GPU, so that of the
+    tensors is made the current one."""
 
     def call(*arguments: Any) -> Any:
         from lrd_kernels.ops import triton
 
-        return triton.OPS[name](*arguments)
+        if not arguments[0].is_cuda:
+            return triton.OPS[name](*arguments)
+        with torch.cuda.device(arguments[0].device):
+            return triton.OPS[name](*arguments)
 
     return call
 

@@ -64,11 +64,18 @@ _TYPES = {"f": "float32", "d": "float64", "6__half": "float16", "13__nv_bfloat16
 
 
 def readable(mangled: str) -> tuple[str, str]:
-    """(kernel, what it is made for) of a mangled name: ("gram", "float32 in float64, tile 16")."""
+    """(kernel, what it is made for) of a mangled name: ("gram", "float32 in float64, width 16")."""
     kernel, rest = re.match(r"_ZN3lrd4cuda\d+(\w+?)_kernel(.*)E", mangled).groups()
-    match = re.match(r"I(f|d|6__half|13__nv_bfloat16)([fd])?(?:Li(\d+)E)?E", rest)
+    match = re.match(
+        r"I(f|d|6__half|13__nv_bfloat16)(?P<computed>[fd])?(?:Li(?P<width>\d+)E)?(?:Lb(?P<vector>[01])E)?"
+        r"(?P<sums>f|d|NS0_4PairE)?EE?",
+        rest,
+    )
     if not match:
         return kernel, ""
-    stored, computed, tile = match.groups()
-    text = _TYPES[stored] + (f" in {_TYPES[computed]}" if computed else "")
-    return kernel, text + (f", tile {tile}" if tile else "")
+    text = _TYPES[match[1]] + (f" in {_TYPES[match['computed']]}" if match["computed"] else "")
+    if match["width"]:
+        text += f", width {match['width']}"
+    if match["sums"]:
+        text += f", sums in {_TYPES.get(match['sums'], 'pairs')}"
+    return kernel, text + (", aligned rows" if match["vector"] == "1" else "")

@@ -158,9 +158,11 @@ def emulated_gpu(
     stats: bool = False,
     order: str | int = "forward",
     shared_limit: int = SMALLEST_SHARED,
+    float64_ratio: int = 32,
     texts: tuple[str, ...] = (),
 ) -> Iterator[Emulation]:
-    """Inside, torch.ops.lrd_cuda runs on CPU tensors. Kernels in `texts`, of PTX, take the place of the library's."""
+    """Inside, torch.ops.lrd_cuda runs on CPU tensors, on a GPU whose float32 is `float64_ratio` times as fast as its
+    float64. Kernels in `texts`, of PTX, take the place of the library's."""
     emulation = Emulation()
 
     def launch(name, grid, block, arguments, shared):
@@ -178,12 +180,12 @@ def emulated_gpu(
         return 0
 
     hook = _Hook(launch)
-    library().lrd_emulate(hook, shared_limit)
+    library().lrd_emulate(hook, shared_limit, float64_ratio)
     try:
         with _PerOp(emulation):
             yield emulation
     finally:
-        library().lrd_emulate(_Hook(0), 0)
+        library().lrd_emulate(_Hook(0), 0, 0)
 
 
 def _known_memory() -> list[MemoryRange]:

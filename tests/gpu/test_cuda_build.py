@@ -107,6 +107,7 @@ def test_no_kernel_spills(architecture):
     assert {readable(name)[0] for name in found} == {
         *("gram", "add_slots", "mean", "capacitance", "factor_panel", "inverse_panel", "capacitance_finish", "solve"),
         *("prepare", "take", "judge", "settle", "log_prob_bwd", "project_fold"),
+        *("row_sums", "gram_tiles", "finish", "again", "row_grads", "gradient_tiles"),
     }
     assert len([name for name in found if "gram_kernel" in name]) == 21  # seven pairs of types, three tiles
     for name, taken in found.items():
@@ -131,10 +132,18 @@ def test_plans_fit_every_gpu(wide, limit):
         launches = [gram["sums"], gram["add"], core.plan_mean(B, S), *core.plan_log_prob_fwd(B)]
         launches += [plan["launch"] for plan in rows_plans]
         launches += [capacitance[key] for key in ("whole", "inverse", "entries", "finish", "solve")]
+        fast, gradients = core.plan_fast_sums(B, S, R), core.plan_fast_gradients(B, S, R, limit)
+        launches += [fast["sums"], gradients["launch"], *core.plan_finish(B, S, 1, R, limit)]
+        assert not fast["width"] or fast["splits"] * fast["rows_per_split"] >= S
+        assert fast["width"] >= R or R > 64 or R == 0
+        if gradients["width"]:
+            assert gradients["blocks"] * gradients["rows"] >= S
+            # a block of the second launch lies in one of the first
+            assert gradients["rows"] % core.plan_log_prob_bwd(B, 1, S, R, 1, True, limit)["rows"] == 0
         for grid, block, shared in launches:
             assert 0 <= grid < 2**31 or B * S >= 10**11
             assert block % 32 == 0
-            assert block <= 256
+            assert block <= 288
             assert shared + 1024 <= limit, (B, S, R)
         assert gram["splits"] * gram["rows_per_split"] >= S
         for plan in rows_plans:
@@ -152,39 +161,46 @@ def test_launches_are_as_planned():
     _, gpu = test_cuda_code.run(test_cuda_code.arguments(*case), precision=2)
     S, R, B, _, N = case[:5]
     limit = emulated_cuda.SMALLEST_SHARED
-    gram = core.plan_gram(B, S, R, N, False, True)
+    finish, again = core.plan_finish(B, S, N, R, limit)
     planned = [
-        ("gram", gram["sums"]),
-        ("add_slots", gram["add"]),
-        ("capacitance", core.plan_capacitance(B, N, R, limit)["whole"]),
-        ("settle", core.plan_log_prob_fwd(B)[1]),
-        ("log_prob_bwd", core.plan_log_prob_bwd(B, 1, S, R, N, False, limit)["launch"]),
+        ("gram_tiles", core.plan_fast_sums(B, S, R)["sums"]),
+        ("finish", finish),
+        ("again", again),
+        ("gradient_tiles", core.plan_fast_gradients(B, S, R, limit)["launch"]),
+        ("log_prob_bwd", core.plan_log_prob_bwd(B, 1, S, R, N, True, limit)["launch"]),
     ]
     assert [(readable(x.name)[0], (x.grid, x.block, x.shared)) for x in gpu.launches] == planned
 
 
-# What is broken: (file, right, wrong, which kernels, how it shows)
+# What is broken: (file, right, wrong, which kernels of which file, how it shows)
 MUTATIONS = {
     "a barrier removed": (
         "capacitance.cuh",
         "chol[static_cast<int64_t>(k) * R + j] = 0.0;\n    }\n    __syncthreads();\n",
         "chol[static_cast<int64_t>(k) * R + j] = 0.0;\n    }\n",
-        "",
+        ("finish.cuh", ""),
         "shared memory race",
     ),
     "an index shifted": (
-        "log_prob_bwd.cuh",
-        "out[(begin + walk.row()) * p.out_s",
-        "out[(begin + walk.row() + 1) * p.out_s",
-        "template __global__ void lrd::cuda::log_prob_bwd_kernel<float, float>(const lrd::cuda::BackwardArgs);",
+        "row_grads.cuh",
+        "grad_factor + row * p.out_s",
+        "grad_factor + (row + 1) * p.out_s",
+        ("row_grads.cuh", "row_grads_kernel<float, 8, false>(const lrd::cuda::BackwardArgs);"),
         "global memory out of bounds",
     ),
     "rows one too far": (
-        "gram.cuh",
-        "if (row < end && is_present(rows, b, row))",
-        "if (row <= end && is_present(rows, b, row))",
-        "template __global__ void lrd::cuda::gram_kernel<float, float, 16>(const lrd::cuda::GramArgs);",
+        "row_sums.cuh",
+        "row < until; row += kThreads",
+        "row <= until; row += kThreads",
+        ("row_sums.cuh", "row_sums_kernel<float, 8, false, lrd::cuda::Pair>(const lrd::cuda::GramArgs);"),
         "global memory out of bounds",
+    ),
+    "a fence removed": (
+        "common.cuh",
+        "  __threadfence();\n  __syncthreads();\n  int last = 0;",
+        "  __syncthreads();\n  int last = 0;",
+        ("finish.cuh", ""),
+        "race",
     ),
 }
 
@@ -192,16 +208,17 @@ MUTATIONS = {
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_broken_kernels_are_caught(name, tmp_path):
     """The check itself: the very call that passes with the library's kernels must not pass with such a mistake."""
-    file, right, wrong, kernels, fault = MUTATIONS[name]
+    file, right, wrong, (source, kernel), fault = MUTATIONS[name]
     folder = tmp_path / "cuda"
     for own in ("core", "cuda"):
         (tmp_path / own).mkdir()
-        for source in (*(ROOT / "csrc" / own).glob("*.h"), *(ROOT / "csrc" / own).glob("*.cuh")):
-            (tmp_path / own / source.name).write_text(source.read_text())
+        for copied in (*(ROOT / "csrc" / own).glob("*.h"), *(ROOT / "csrc" / own).glob("*.cuh")):
+            (tmp_path / own / copied.name).write_text(copied.read_text())
     text = (folder / file).read_text()
     assert text.count(right) == 1
     (folder / file).write_text(text.replace(right, wrong))
-    (folder / "broken.cu").write_text(f'#include "{file}"\n{kernels}\n')
+    kernels = kernel and f"template __global__ void lrd::cuda::{kernel}"
+    (folder / "broken.cu").write_text(f'#include "{source}"\n{kernels}\n')
     ptx = cuda.compile(folder / "broken.cu", arch="compute_75", options=["-std=c++20"])
     inputs = test_cuda_code.arguments(130, 7, 1, 1, 1, torch.float32, "row", False)
     test_cuda_code.run(inputs, precision=2)
@@ -227,9 +244,9 @@ def test_the_triton_backend_takes_the_capacitance_kernel(monkeypatch):
 
 
 def test_serves_gpus_where_triton_does_not(monkeypatch):
-    monkeypatch.setattr(dispatch, "_serves", lambda name, device: name == "cuda" and device == "cuda")
-    assert dispatch.choose(None, "cuda") == "cuda"
-    assert dispatch.choose(None, "cpu") == "reference"
+    monkeypatch.setattr(dispatch, "_serves", lambda name, device, index: name == "cuda" and device == "cuda")
+    assert dispatch.choose(None, torch.device("cuda")) == "cuda"
+    assert dispatch.choose(None, torch.device("cpu")) == "reference"
 
 
 @pytest.mark.parametrize(
@@ -243,8 +260,9 @@ def test_serves_gpus_where_triton_does_not(monkeypatch):
 def test_says_what_it_needs_of_a_gpu(monkeypatch, present, capability, said):
     monkeypatch.setattr(load, "cuda_error", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an old one")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "an old one")
+    monkeypatch.setattr(dispatch, "_first_launch", lambda index: None)
     status = dispatch._cuda.__wrapped__()
     assert status.available == (said is None)
     assert said is None or said in status.detail

@@ -1,6 +1,8 @@
 """The CUDA ops through their own launchers, their PTX run on the CPU: numbers beside the reference in float64, bounds,
 races, barriers, memory that nobody wrote, and the same bits in whatever order the blocks run."""
 
+import re
+
 import emulated_cuda
 import pytest
 import torch
@@ -23,6 +25,8 @@ CASES = [
     (130, 7, 1, 1, 1, torch.float32, "rank", True),
     (1, 1, 3, 1, 1, torch.float32, "row", False),
     (45, 64, 1, 1, 1, torch.float32, "rank", False),
+    (300, 16, 2, 1, 1, torch.float32, "row", False),
+    (70, 32, 2, 1, 1, torch.float32, "row", True),
     (90, 8, 2, 2, 2, torch.float32, "row", True),
     (37, 7, 1, 1, 6, torch.float32, "rank", True),
     (67, 20, 2, 1, 1, torch.bfloat16, "row", True),
@@ -108,9 +112,18 @@ def test_log_prob_and_gradients_of_other_sizes_and_types(case):
 def test_a_precision_that_is_asked_for(precision):
     inputs = arguments(*CASES[0])
     results, gpu = run(inputs, precision)
-    assert len(gpu.of("gram_kernel")) == len(gpu.of("log_prob_bwd_kernel")) == 1
-    kind = "d" if precision == 1 else "f"
-    assert all(f"If{kind}" in launch.name for launch in gpu.of("gram_kernel") + gpu.of("log_prob_bwd_kernel"))
+    kernels = [re.search(r"cuda\d+(\w+?)_kernel(I\w+?E)?E", launch.name).groups() for launch in gpu.launches]
+    assert kernels == (
+        [("gram", "IfdLi16E"), ("finish", None), ("log_prob_bwd", "IfdE")]
+        if precision == 1
+        else [
+            ("row_sums", "IfLi8ELb1ENS0_4PairE"),
+            ("finish", None),
+            ("again", "IfLi16ENS0_4PairE"),
+            ("row_grads", "IfLi8ELb1E"),
+            ("log_prob_bwd", "IfdE"),
+        ]
+    )
     for result, exact in zip(results, wanted(*inputs), strict=True):
         assert relative_error(result.double(), exact.reshape(result.shape)) <= 2e-6
 
@@ -196,18 +209,89 @@ def test_failures_and_near_duplicate_columns(R):
 
 
 def test_items_that_float32_does_not_serve_are_done_again():
-    """Near-duplicate columns: the certificate fails, and the launches in double do that item alone."""
-    factor, diag, value, loc, _, _ = arguments(90, 4, 2, 1, 1, torch.float32, "row", False)
+    """Near-duplicate columns: the certificate fails, and the second pass does that item alone, in double."""
+    factor, diag, value, loc, _, _ = arguments(90, 12, 2, 1, 1, torch.float32, "row", False)
     value[0] = loc[0]  # so that nothing cancels there
     factor[1, :, 1] = factor[1, :, 0] * (1 + 1e-4)
     diag[1] *= 1e-3
     inputs = (factor, diag, value, loc, None, None)
     results, gpu = run(inputs, race=False, stats=True)
-    again = gpu.of("gram_kernel")[1]
+    (again,) = gpu.of("again_kernel")
     assert again.traffic(factor).bytes_read == factor[1].nbytes
     for result, right in zip(results, wanted(*inputs), strict=True):
         assert relative_error(result.double(), right.reshape(result.shape)) <= 1e-5
     assert relative_error(results[0].double(), wanted(*inputs)[0].reshape(results[0].shape)) <= 2e-7
+
+
+def drawn_from_the_model(S, R, batch, seed=0):
+    """Values with the covariance of the Gaussian, which lie along P for a good part."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    factor, diag = draw(batch, S, R) / R**0.5, 0.2 + torch.rand(batch, S, generator=generator)
+    loc = draw(batch, 1, S)
+    value = loc + (factor @ draw(batch, R, 1)).mT + draw(batch, 1, S) * diag.sqrt()[:, None]
+    return factor, diag, value, loc, None, None
+
+
+@pytest.mark.parametrize(("R", "ratio", "read"), [(8, 32, 0), (8, 2, 0), (16, 32, 1), (16, 2, 1), (24, 32, 1)], ids=str)
+def test_values_drawn_from_the_model_need_no_pass_in_float64(R, ratio, read):
+    """Up to rank 8 the sums are good enough; above, the second pass reads the residuals, once."""
+    inputs = drawn_from_the_model(2000, R, 2)
+    results, gpu = run(inputs, race=False, stats=True, float64_ratio=ratio)
+    (sums,) = gpu.of("row_sums" if R <= 16 else "gram_tiles")
+    assert R > 8 or ("Lb1EdE" in sums.name) == (ratio == 2)
+    (again,) = gpu.of("again_kernel")
+    assert again.traffic(inputs[0]).bytes_read == read * inputs[0].nbytes
+    if read:
+        assert (
+            again.result.stats.memory["shared", "load"].requests < again.result.stats.memory["global", "load"].requests
+        )
+    exact = wanted(*inputs)
+    assert relative_error(results[0].double(), exact[0].reshape(results[0].shape)) <= 2e-7
+    for result, right in zip(results[1:], exact[1:], strict=True):
+        assert relative_error(result.double(), right) <= 2e-6
+
+
+@pytest.mark.parametrize("R", [4, 12, 40])
+def test_values_far_along_the_factor(R):
+    """M cancels by eight digits: the residuals, or sums of pairs and residuals, keep log p."""
+    factor, diag, value, loc, _, _ = arguments(90, R, 2, 1, 1, torch.float32, "rank", False)
+    value, loc = value.clone(), loc.clone()
+    value[1] = loc[1] + 1e4 * factor[1].sum(-1) + torch.linspace(-1, 1, 90)
+    inputs = (factor, diag, value, loc, None, None)
+    results, _ = run(inputs)
+    exact = wanted(*inputs)
+    assert relative_error(results[0].double(), exact[0].reshape(results[0].shape)) <= 2e-7
+    for result, right in zip(results[1:], exact[1:], strict=True):
+        assert relative_error(result.double(), right) <= 1e-5
+
+
+@pytest.mark.parametrize("R", [8, 16, 33])
+@pytest.mark.parametrize("scale", [1e-30, 1e30], ids=str)
+@pytest.mark.parametrize("precision", [0, 2], ids=["auto", "float32"])
+def test_a_diagonal_beyond_the_range_of_pairs(R, scale, precision):
+    factor, diag, value, loc, _, _ = arguments(70, R, 2, 1, 1, torch.float32, "row", False)
+    diag[1, 3] *= scale
+    if scale < 1:
+        factor[1, 3], value[1, 0, 3] = 1e-16, loc[1, 0, 3] + 1e-16
+    inputs = (factor, diag, value, loc, None, None)
+    results, _ = run(inputs, precision, race=False)
+    exact = wanted(*inputs)
+    assert relative_error(results[0].double(), exact[0].reshape(results[0].shape)) <= 2e-7
+    for result, right in zip(results[1:], exact[1:], strict=True):
+        assert relative_error(result.double(), right) <= 1e-5
+
+
+@pytest.mark.parametrize("R", [1, 8, 16, 17, 64, 100])
+@pytest.mark.parametrize("N", [0, 1, 4])
+def test_launches(R, N):
+    """Three forward and two backward, whatever the certificate says."""
+    inputs = arguments(50, R, 2, 1, N, torch.float32, "row", False)
+    with emulated_gpu(race=False) as gpu:
+        result, *state = OPS.log_prob_fwd(*inputs, 0, None, None, -0.5, -0.5, 0.0)
+        assert len(gpu.launches) == 3
+        OPS.log_prob_bwd(*inputs, 0, *state, torch.ones_like(result), -0.5, -0.5, True, True, N > 0, False)
+        assert len(gpu.launches) == 5
 
 
 def test_a_bad_value_fails_alone():
@@ -276,7 +360,7 @@ def test_the_public_functions_by_this_backend(monkeypatch):
     """From lrd.log_prob down to the emulated launch: what is passed on is what the ops take."""
     import contract
 
-    monkeypatch.setattr(dispatch, "_serves", lambda backend, device: True)
+    monkeypatch.setattr(dispatch, "_serves", lambda backend, device, index: True)
     inputs = testing.make_inputs((2,), 33, 7)
     with emulated_gpu():
         for function in ("log_prob", "mahalanobis", "entropy", "solve"):

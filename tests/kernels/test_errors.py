@@ -149,12 +149,12 @@ def test_use_backend_is_left_in_any_order():
     first, second = lrd.use_backend("reference"), lrd.use_backend("cpu")
     first.__enter__(), second.__enter__()
     first.__exit__(None, None, None)
-    assert dispatch.choose(None, "cpu") == "cpu"
+    assert dispatch.choose(None, torch.device("cpu")) == "cpu"
     second.__exit__(None, None, None)
     assert dispatch.forced() is None
     with lrd.use_backend("cpu"):
         lrd.use_backend("reference")  # a plain call lasts to the end of its block
-        assert dispatch.choose(None, "cpu") == "reference"
+        assert dispatch.choose(None, torch.device("cpu")) == "reference"
     assert dispatch.forced() is None
 
 
@@ -169,7 +169,7 @@ def test_use_backend_is_the_setting_of_its_thread():
     thread = threading.Thread(target=other)
     thread.start()
     for _ in range(2000):
-        seen.add(dispatch.choose(None, "cpu"))
+        seen.add(dispatch.choose(None, torch.device("cpu")))
     stop.set()
     thread.join()
     assert seen == {"cpu"}

@@ -35,6 +35,7 @@ PUBLIC = {
     "gradients": set(),
     "sampling": set(),
     "mixture": {"functional"},
+    "graphs": set(),
     "_methods": {"functional", "truncation"},  # of the distribution
     "diagnostics": {"functional"},
     "distribution": {"_methods", "functional", "sampling"},
@@ -44,7 +45,8 @@ PUBLIC = {
     "info": {"", "functional"},
     "__main__": {""},
     "__init__": {
-        *("diagnostics", "distribution", "functional", "gradients", "joint", "kl", "mixture", "sampling", "swap"),
+        *("diagnostics", "distribution", "functional", "gradients", "graphs", "joint", "kl", "mixture", "sampling"),
+        "swap",
         "truncation",
     },
 }

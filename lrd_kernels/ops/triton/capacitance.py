@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lrd_kernels._policy import BLOCKED_RANK, PIVOT_NUDGE
-from lrd_kernels.ops import load
+from lrd_kernels.ops import dispatch
 
 
 def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> tuple[Tensor, ...]:
@@ -34,4 +34,4 @@ def capacitance_fwd(gram: Tensor, u: Tensor, quad: Tensor, log_diag: Tensor) -> 
 
 def _serves(gram: Tensor) -> bool:
     """Whether the CUDA kernel is available for this tensor."""
-    return gram.is_cuda and load.cuda_error is None
+    return gram.is_cuda and dispatch._serves("cuda", "cuda", gram.device.index)

@@ -7,6 +7,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Sizes are not compiled into kernels, and of strides only whether they are 1: other numbers compile nothing anew. The
+# strides of a factor's rows and columns are an exception, because loads of 16 bytes need their alignment.
+SIZES = [
+    *(
+        "S",
+        "R",
+        "N",
+        "K",
+        "once",
+        "first_value",
+        "per_factor",
+        "splits",
+        "rows_per_split",
+        "blocks",
+        "split_column",
+        "total",
+    ),
+]
+STRIDES = [
+    *("factor_b", "factor_t", "diag_b", "diag_s", "value_b", "value_n", "value_s", "loc_b", "loc_n", "loc_s"),
+    *("mask_b", "mask_s", "grad_b", "grad_n", "vector_b", "vector_v", "vector_s", "out_b"),
+]
+
 
 @triton.jit
 def load_rows(vector, rows, stride, present):
@@ -95,6 +118,16 @@ def find_present(mask, rows, stride, inside, HAS_MASK: tl.constexpr):
     else:
         present = inside
     return present
+
+
+MOST_PROGRAMS = 2**31 - 1  # of one launch
+
+
+def grid(programs: int) -> tuple[int]:
+    """The grid of a launch."""
+    if programs > MOST_PROGRAMS:
+        raise RuntimeError(f"a Triton launch has at most {MOST_PROGRAMS} programs, and this needs {programs}")
+    return (programs,)
 
 
 def pointer(tensor: Tensor | None, stand_in: Tensor) -> Tensor:

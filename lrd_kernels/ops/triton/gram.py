@@ -17,7 +17,7 @@ from lrd_kernels.ops.triton import common, configs
 from lrd_kernels.ops.triton.common import find_present, load_diag, load_rows, load_tile, operand, rounded, times
 
 
-@triton.jit(do_not_specialize=["once"])
+@triton.jit(do_not_specialize=common.SIZES, do_not_specialize_on_alignment=common.STRIDES)
 def _gram_fwd_kernel(
     factor,
     diag,
@@ -185,7 +185,7 @@ def launch_gram_fwd(
         count = tiles * tiles if want_gram and first == 0 else tiles
         if B * count == 0:
             break
-        _gram_fwd_kernel[(B * count * splits,)](
+        _gram_fwd_kernel[common.grid(B * count * splits)](
             cov_factor,
             cov_diag,
             common.pointer(value, cov_diag),

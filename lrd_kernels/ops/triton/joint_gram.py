@@ -12,7 +12,7 @@ from lrd_kernels.ops.triton.common import operand
 from lrd_kernels.ops.triton.stack import load_stack
 
 
-@triton.jit(do_not_specialize=["once"])
+@triton.jit(do_not_specialize=common.SIZES, do_not_specialize_on_alignment=common.STRIDES)
 def _joint_gram_fwd_kernel(
     factors,
     vectors,
@@ -100,7 +100,7 @@ def joint_gram_fwd(
     gram = torch.empty(B, splits, K, K, dtype=torch.float64, device=cov_factors.device)
     mean = mean_of(vectors, centre, cov_factors)
     if gram.numel():
-        _joint_gram_fwd_kernel[(B * tiles * tiles * splits,)](
+        _joint_gram_fwd_kernel[common.grid(B * tiles * tiles * splits)](
             *(cov_factors, common.pointer(vectors, cov_factors), mean, gram),
             *(S, max(R, 1), T * R, K, splits, rows_per_split),
             *cov_factors.stride(),

@@ -30,7 +30,7 @@ FLOAT32_GROWTH = tl.constexpr(_policy.FLOAT32_GROWTH)
 HIGH_LEVERAGE = tl.constexpr(_policy.HIGH_LEVERAGE)  # at most 10 R rows exceed it
 
 
-@triton.jit(do_not_specialize=["once"])
+@triton.jit(do_not_specialize=common.SIZES, do_not_specialize_on_alignment=common.STRIDES)
 def _log_prob_bwd_kernel(
     factor,
     diag,
@@ -232,7 +232,7 @@ def log_prob_bwd(
         flags = torch.empty(F * blocks, dtype=torch.int32, device=cov_factor.device) if certified else again
         if programs == 0:
             return None
-        _log_prob_bwd_kernel[(programs,)](
+        _log_prob_bwd_kernel[common.grid(programs)](
             cov_factor,
             cov_diag,
             common.pointer(value, cov_diag),

@@ -13,7 +13,7 @@ from lrd_kernels.ops.triton.joint_gram import mean_of
 from lrd_kernels.ops.triton.stack import load_stack
 
 
-@triton.jit(do_not_specialize=["once"])
+@triton.jit(do_not_specialize=common.SIZES, do_not_specialize_on_alignment=common.STRIDES)
 def _project_fold_fwd_kernel(
     factors,
     vectors,
@@ -108,7 +108,7 @@ def project_fold_fwd(
     config = configs.choose("project_fold", cov_factors, K, compute)
     blocks = triton.cdiv(S, config.block_s)
     if B * blocks:
-        _project_fold_fwd_kernel[(B * blocks,)](
+        _project_fold_fwd_kernel[common.grid(B * blocks)](
             *(cov_factors, common.pointer(vectors, cov_factors), mean_of(vectors, centre, cov_factors)),
             *(cov_diag, basis, factor, folded),
             *(S, max(R, 1), T * R, T * R + V, K, blocks),

@@ -182,7 +182,19 @@ def mov(op: Operation) -> str:
     return op.result(op.source(1, whole), whole)
 
 
-_NO_EFFECT = "membar fence prefetch prefetchu discard applypriority nanosleep pmevent griddepcontrol setmaxnreg brkpt"
+@translates(
+    "membar",
+    "fence",
+    modifiers="cta gl gpu sys cluster sc acq_rel acquire release proxy async alias global local shared shared::cta "
+    "mbarrier_init sync aligned tensormap",
+    prefixes=("proxy", "async"),
+)
+def fence(op: Operation) -> str:
+    """Counted for the races between blocks, where it reaches beyond the block; otherwise memory is sequential."""
+    return ";" if op.one_of("gl", "gpu", "sys") is None else "w.cta->fences++;"
+
+
+_NO_EFFECT = "prefetch prefetchu discard applypriority nanosleep pmevent griddepcontrol setmaxnreg brkpt"
 
 
 @translates(
