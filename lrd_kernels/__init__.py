@@ -21,7 +21,8 @@ What is here:
     diagnostics: diagnose (returns a Diagnosis to print), condition_bounds, capacitance_condition, extreme_eigenvalues
         (returns ExtremeEigenvalues).
     swap: patch_torch puts the kernels into torch's own class.
-    machine: backends, use_backend, release_memory; on the command line, `python -m lrd_kernels.info` tests them.
+    machine: backends, use_backend, release_memory; warm_up before the capture of a CUDA graph. On the command line,
+        `python -m lrd_kernels.info` tests the backends.
     errors: NotPositiveDefiniteError.
 
 `help(lrd.log_prob)` and so on give shapes, equations, errors and an example each.

@@ -66,6 +66,7 @@ lrd.backends()["cpu"].available: bool
 lrd.use_backend(None).__enter__(): use_backend
 lrd.patch_torch().undo(): None
 lrd.release_memory(): None
+lrd.warm_up(lrd.logdet, x, x): None
 lrd.NotPositiveDefiniteError("", None, 0.0, 1.0).index: tuple[int, ...] | None
 lrd.kl: ModuleType
 """
