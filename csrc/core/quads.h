@@ -302,7 +302,7 @@ struct RowVectors {
     }
   }
 
-  // Asks for the kLanes rows that come about 4 KB later, if the memory, of `rows` rows, goes on so far.
+  // Asks for the kLanes rows that come about 4 KB later, for the second-level cache, if the memory, of `rows` rows, goes on so far.
   LRD_INLINE void prefetch(const E* from, int64_t stride, int64_t at, int64_t rows) {
     constexpr int64_t kBytes = R * sizeof(E), kLine = 64 / sizeof(E);
     constexpr int64_t kAhead = (4096 / kBytes + kLanes - 1) / kLanes * kLanes;
@@ -312,10 +312,10 @@ struct RowVectors {
       constexpr int64_t kStep = kBytes >= 64 ? 1 : 64 / kBytes;
 #pragma GCC unroll 16
       for (int64_t i = 0; i < kLanes; i += kStep)
-        for (int64_t j = 0; j < R; j += kLine) __builtin_prefetch(from + i * stride + j);
+        for (int64_t j = 0; j < R; j += kLine) __builtin_prefetch(from + i * stride + j, 0, 2);
     } else if (kLanes >= kLine || at % kLine == 0) {
 #pragma GCC unroll 16
-      for (int64_t j = 0; j < R; ++j) __builtin_prefetch(from + j * stride);
+      for (int64_t j = 0; j < R; ++j) __builtin_prefetch(from + j * stride, 0, 2);
     }
   }
 };

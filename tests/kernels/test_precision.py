@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lrd_kernels as lrd
-from lrd_kernels import testing
+from lrd_kernels import reference, testing
 from lrd_kernels.ops import load, registry
 
 OPS = registry.OPS["cpu"]
@@ -163,3 +163,27 @@ def test_rows_of_high_leverage():
     )
     assert taken(inputs) == "float32"
     assert errors(inputs)[1] <= 1e-5
+
+
+@pytest.mark.parametrize("R", [2, 8, 16])
+def test_small_ranks_differentiate_rows_of_high_leverage_in_float64(R):
+    """float32 products are certified, but 1 - h of this one row cancels."""
+    P, D = testing.make_inputs((), 4000, R, dtype=torch.float32)[2:]
+    P[1] = 0.0
+    P[1, 0] = 1e4
+    _, *grads = testing.value_and_grads(lambda *a: lrd.logdet(*a, backend="cpu"), (P, D))
+    _, *wanted = testing.value_and_grads(reference.logdet, (P.double(), D.double()))
+    for grad, expected in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad[1].double(), expected[1], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 3e-20, 1e17])
+def test_small_ranks_near_the_limits_of_float32(scale):
+    """Weights or entries of L^-1 beyond what float32 products bear: the gradients scale with the inputs."""
+    value, loc, P, D = testing.make_inputs((), 600, 4, dtype=torch.float32)
+    inputs = (value * scale, loc * scale, P * scale, D * (scale * scale))
+    _, *grads = testing.value_and_grads(lambda *a: lrd.log_prob(*a, backend="cpu"), inputs)
+    _, *wanted = testing.value_and_grads(reference.log_prob, [t.double() for t in inputs])
+    for grad, expected in zip(grads, wanted, strict=True):
+        if expected.abs().max() < torch.finfo(torch.float32).max:
+            assert testing.relative_error(grad, expected) < 1e-5

@@ -147,13 +147,16 @@ UQ_OUTSIDE = {
 # Folder of csrc -> (folders, or headers of other folders, that it may include, other headers it may include). Standard
 # C++ headers have no dot or slash.
 MAY_INCLUDE = {
-    "core": ({"core"}, ()),
+    "core": ({"core"}, ("immintrin.h",)),
     "cpu": ({"core", "cpu"}, ("torch/csrc/stable/", "torch/headeronly/", "Python.h", "dlfcn.h", "sys/mman.h")),
     "cuda": (
         {"cuda", "core/policy.h", "core/arena.h"},
         ("torch/csrc/stable/", "torch/headeronly/", "Python.h", "cuda_runtime_api.h", "cuda_bf16.h", "cuda_fp16.h"),
     ),
-    "testing": ({"core", "cuda"}, ("pybind11/", "torch/csrc/stable/", "torch/csrc/inductor/aoti_torch/c/shim.h")),
+    "testing": (
+        {"core", "cuda", "testing"},
+        ("pybind11/", "torch/csrc/stable/", "torch/csrc/inductor/aoti_torch/c/shim.h", "sys/mman.h", "unistd.h"),
+    ),
 }
 
 
