@@ -16,7 +16,7 @@ class NextBlock {
   NextBlock(const MatrixView& P, int64_t begin, int64_t end, int64_t steps) : steps_(steps) {
     const bool by_rows = P.stride_r == 1;
     if (begin >= end || (!by_rows && P.stride_s != 1)) return;
-    next_ = static_cast<const T*>(P.data) + begin * P.stride_s;
+    from_ = static_cast<const T*>(P.data) + begin * P.stride_s;
     stride_ = by_rows ? P.stride_s : P.stride_r;
     length_ = by_rows ? P.R : end - begin;
     runs_ = by_rows ? end - begin : P.R;
@@ -25,12 +25,13 @@ class NextBlock {
   inline __attribute__((always_inline)) void step() {
     ++step_;
     for (; done_ * steps_ < step_ * runs_; ++done_, next_ += stride_)
-      for (int64_t i = 0; i < length_; i += kLine) __builtin_prefetch(next_ + i, 0, 2);
+      for (int64_t i = 0; i < length_; i += kLine) __builtin_prefetch(from_ + next_ + i, 0, 2);
   }
 
  private:
   static constexpr int64_t kLine = 64 / sizeof(T);
-  const T* next_ = nullptr;  // the next contiguous run: a row, or what the block has of a column
+  const T* from_ = nullptr;
+  int64_t next_ = 0;  // where the next contiguous run begins: a row, or what the block has of a column
   int64_t stride_ = 0, length_ = 0, runs_ = 0, done_ = 0, step_ = 0, steps_;
 };
 
