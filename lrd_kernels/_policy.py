@@ -23,8 +23,8 @@ PRECISIONS = {**OP_PRECISIONS, "qr": QR}
 FLUSH_ROWS = 128  # float32 partial sums are added to a float64 sum after at most this many rows
 FLOAT32_SUM_ERROR = 2.0**-22  # of such a sum, relative to sqrt(G_jj G_kk); it grows with FLUSH_ROWS
 FLOAT64_SUM_ERROR = 2.0**-50  # the same of sums in float64
-# The same of sums of pairs of float32, as the CUDA kernels form them: 2^-47 for a product of a pair and a number, and
-# 2^-48 for each of at most 64 additions to the lower half, which is 2^-24 of the sum at most.
+# The same of sums of pairs of float32, as the CUDA kernels form them. A product of a pair and a number errs by 2^-47.
+# The lower half of a sum, about 2^-21 of it after 64 rows, is rounded by 2^-24 at each addition.
 PAIR_SUM_ERROR = 2.0**-42
 # Diagonal entries of which pairs are formed: their reciprocals, and the lower halves, are normal float32 numbers.
 PAIR_LEAST, PAIR_MOST = 2.0**-80, 2.0**80

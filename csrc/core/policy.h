@@ -23,8 +23,8 @@ constexpr int64_t kFlushRows = 128;
 constexpr double kFloat32SumError = 0x1p-22;
 // The same of sums in float64.
 constexpr double kFloat64SumError = 0x1p-50;
-// The same of sums of pairs of float32, as the CUDA kernels form them: 2^-47 for a product of a pair and a number, and
-// 2^-48 for each of at most 64 additions to the lower half, which is 2^-24 of the sum at most.
+// The same of sums of pairs of float32, as the CUDA kernels form them. A product of a pair and a number errs by 2^-47.
+// The lower half of a sum, about 2^-21 of it after 64 rows, is rounded by 2^-24 at each addition.
 constexpr double kPairSumError = 0x1p-42;
 // Diagonal entries of which pairs are formed: their reciprocals, and the lower halves, are normal float32 numbers.
 constexpr float kPairLeast = 0x1p-80f;

@@ -22,7 +22,7 @@ __device__ __forceinline__ bool is_ordinary(float d) { return d >= kPairLeast &&
 // of exponents. After at most 128 numbers the product is to be brought back to this range.
 struct LogProduct {
   Pair mantissa = {1.0f, 0.0f};
-  int64_t exponents = 0;
+  int exponents = 0;  // at most 80 a number
 
   __device__ __forceinline__ void add(float d) {
     const int bits = __float_as_int(d), exponent = (bits - 0x3f3504f3) >> 23;

@@ -7,27 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Sizes are not compiled into kernels, and of strides only whether they are 1: other numbers compile nothing anew. The
-# strides of a factor's rows and columns are an exception, because loads of 16 bytes need their alignment.
-SIZES = [
-    *(
-        "S",
-        "R",
-        "N",
-        "K",
-        "once",
-        "first_value",
-        "per_factor",
-        "splits",
-        "rows_per_split",
-        "blocks",
-        "split_column",
-        "total",
-    ),
-]
+# The number of outputs and what depends on it is not compiled into the kernels of the forward pass, and of strides only
+# whether they are 1: other numbers compile nothing anew. The strides of a factor's rows and columns are an exception,
+# because loads of 16 bytes need their alignment. The backward pass would spill with these rules.
+SIZES = ["S", "once", "splits", "rows_per_split", "blocks"]
 STRIDES = [
     *("factor_b", "factor_t", "diag_b", "diag_s", "value_b", "value_n", "value_s", "loc_b", "loc_n", "loc_s"),
-    *("mask_b", "mask_s", "grad_b", "grad_n", "vector_b", "vector_v", "vector_s", "out_b"),
+    *("mask_b", "mask_s", "vector_b", "vector_v", "vector_s"),
 ]
 
 

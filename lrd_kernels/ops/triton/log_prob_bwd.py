@@ -30,7 +30,7 @@ FLOAT32_GROWTH = tl.constexpr(_policy.FLOAT32_GROWTH)
 HIGH_LEVERAGE = tl.constexpr(_policy.HIGH_LEVERAGE)  # at most 10 R rows exceed it
 
 
-@triton.jit(do_not_specialize=common.SIZES, do_not_specialize_on_alignment=common.STRIDES)
+@triton.jit(do_not_specialize=["once"])
 def _log_prob_bwd_kernel(
     factor,
     diag,
