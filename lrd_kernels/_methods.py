@@ -14,7 +14,8 @@ from torch import Tensor
 from lrd_kernels import _validate, functional, truncation
 from lrd_kernels.linalg import products
 from lrd_kernels.linalg.whitening import Root, root_of
-from lrd_kernels.reference import result_dtype
+
+MOST_EMPTY_REGIONS = 1024  # more regions than outputs, and than this, are taken for a mistake
 
 Index = int | slice | list[int] | Tensor
 Gaussian = TypeVar("Gaussian")  # what methods that make another Gaussian return
@@ -234,9 +235,9 @@ class Operations(Generic[Gaussian]):
             >>> d.modes(1).vectors.abs()[:, 0]
             tensor([0.6000, 0.8000, 0.0000])
         """
-        factor, diag = (t.to(result_dtype(t.dtype)) for t in covariance_of(self))  # half types: lengths of columns
-        columns, _, singular = truncation.truncate(factor, diag, k, fold=False)
-        lengths = singular.to(columns.dtype)[..., None, :]
+        # in float64, since the shortest columns may be subnormal numbers of narrower types
+        columns, _, singular = truncation.truncate(*(t.double() for t in covariance_of(self)), k, fold=False)
+        lengths = singular[..., None, :]
         vectors = torch.where(lengths > 0, columns / lengths, 0)
         return Modes(vectors.to(self.loc.dtype), singular.to(self.loc.dtype))
 
@@ -449,7 +450,7 @@ def _region_weights(labels: Tensor, reduction: str) -> Tensor:
     if reduction not in ("sum", "mean"):
         raise ValueError(f"reduction must be 'sum' or 'mean'; got {reduction!r}")
     regions = int(labels.max()) + 1 if labels.numel() else 0
-    if regions > len(labels):
-        raise ValueError(f"labels must be below the number of outputs, {len(labels)}; got {regions - 1}")
+    if regions > max(len(labels), MOST_EMPTY_REGIONS):
+        raise ValueError(f"labels must be numbers of regions from 0 on; got {regions - 1} for {len(labels)} outputs")
     weights = (labels == torch.arange(max(regions, 0), device=labels.device)[:, None]).double()
     return weights / weights.sum(-1, keepdim=True).clamp(min=1) if reduction == "mean" else weights

@@ -9,6 +9,8 @@ from benchmarks import commands
 from benchmarks.stress import budgets, exact, report, runner
 from lrd_kernels.ops import load
 
+__doc__ = benchmarks.stress.__doc__
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = commands.parser("benchmarks.stress", benchmarks.stress.__doc__, "stress.md")

@@ -4,9 +4,10 @@ import argparse
 
 import pytest
 
-from benchmarks import accumulator, accuracy, commands, compare, joint, run, stability, stress, training, truncation
+from benchmarks import accumulator, accuracy, commands, compare, joint, run, stability, training, truncation
 from benchmarks.scaling import __main__ as scaling
 from benchmarks.scaling import plot
+from benchmarks.stress import __main__ as stress
 
 WRITING = [accumulator, accuracy, joint, run, scaling, stability, stress, training, truncation]
 
