@@ -236,7 +236,8 @@ class Operations(Generic[Gaussian]):
             tensor([0.6000, 0.8000, 0.0000])
         """
         # in float64, since the shortest columns may be subnormal numbers of narrower types
-        columns, _, singular = truncation.truncate(*(t.double() for t in covariance_of(self)), k, fold=False)
+        factor, diag = (t.double() for t in covariance_of(self))
+        columns, _, singular = truncation.truncate(factor, diag, k, fold=False)
         lengths = singular[..., None, :]
         vectors = torch.where(lengths > 0, columns / lengths, 0)
         return Modes(vectors.to(self.loc.dtype), singular.to(self.loc.dtype))

@@ -194,7 +194,7 @@ NORMAL = lrd.LowRankMultivariateNormal(torch.zeros(6), torch.ones(6, 2), torch.o
         (
             lambda: NORMAL.aggregate(torch.full((6,), 2**40)),
             ValueError,
-            "labels must be below the number of outputs, 6",
+            "labels must be numbers of regions",
         ),
         (lambda: NORMAL.aggregate(torch.ones(6, dtype=torch.bool)), TypeError, "weights must be .* got torch.bool"),
         (lambda: NORMAL.correlation(1.5), TypeError, "index must be an integer; got float"),
