@@ -302,8 +302,8 @@ struct RowVectors {
     }
   }
 
-  // Asks for the kLanes rows that come about 4 KB later, for the second-level cache, if the memory, of `rows` rows, goes
-  // on so far.
+  // Asks for the kLanes rows that come about 4 KB later, for the second-level cache, if the memory, of `rows` rows,
+  // goes on so far.
   LRD_INLINE void prefetch(const E* from, int64_t stride, int64_t at, int64_t rows) {
     constexpr int64_t kBytes = R * sizeof(E), kLine = 64 / sizeof(E);
     constexpr int64_t kAhead = (4096 / kBytes + kLanes - 1) / kLanes * kLanes;
