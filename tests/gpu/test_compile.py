@@ -3,7 +3,6 @@
 import compiled
 import pytest
 
-QUICK = (75,)
 ALL = (*compiled.NVIDIA, *compiled.AMD)
 
 
@@ -14,10 +13,9 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", KERNELS)
-@pytest.mark.parametrize(
-    "architecture", [pytest.param(a, marks=() if a in QUICK else pytest.mark.slow, id=str(a)) for a in ALL]
-)
+@pytest.mark.parametrize("architecture", ALL)
 def test_every_entry_compiles_without_spills(architecture, op):
     seen = set()
     for entry, found in compiled.matrix(architecture, op):
