@@ -28,16 +28,3 @@ def test_every_entry_compiles_without_spills(architecture, op):
 
 def test_every_op_of_the_table_is_compiled():
     assert {entry[0] for architecture in ALL for entry in compiled.entries(architecture)} == set(KERNELS)
-
-
-@pytest.mark.parametrize(("layout", "variants"), [("row", 1), ("rank", 2)])
-def test_other_sizes_compile_nothing_anew(layout, variants):
-    """In rank-major memory the stride of the columns is S, of which the alignment counts."""
-
-    def compiled_for(*sizes):
-        with compiled.compiling(80) as found:
-            for rows in sizes:
-                compiled.prepare("gram", "float64", layout, 8, rows=rows)()
-        return len({kernel.hash for kernel in found if kernel.metadata.name == "_gram_fwd_kernel"})
-
-    assert compiled_for(65, 64, 70, 96, 100, 129, 160, 1000) <= variants * compiled_for(65)

@@ -7,15 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# The number of outputs and what depends on it is not compiled into the kernels of the forward pass, and of strides only
-# whether they are 1: other numbers compile nothing anew. The strides of a factor's rows and columns are an exception,
-# because loads of 16 bytes need their alignment. The backward pass would spill with these rules.
-SIZES = ["S", "once", "splits", "rows_per_split", "blocks"]
-STRIDES = [
-    *("factor_b", "factor_t", "diag_b", "diag_s", "value_b", "value_n", "value_s", "loc_b", "loc_n", "loc_s"),
-    *("mask_b", "mask_s", "vector_b", "vector_v", "vector_s"),
-]
-
 
 @triton.jit
 def load_rows(vector, rows, stride, present):

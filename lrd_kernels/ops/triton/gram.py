@@ -17,7 +17,7 @@ from lrd_kernels.ops.triton import common, configs
 from lrd_kernels.ops.triton.common import find_present, load_diag, load_rows, load_tile, operand, rounded, times
 
 
-@triton.jit(do_not_specialize=common.SIZES, do_not_specialize_on_alignment=common.STRIDES)
+@triton.jit(do_not_specialize=["once"])
 def _gram_fwd_kernel(
     factor,
     diag,

@@ -12,7 +12,7 @@ from lrd_kernels.ops.triton.common import operand
 from lrd_kernels.ops.triton.stack import load_stack
 
 
-@triton.jit(do_not_specialize=common.SIZES, do_not_specialize_on_alignment=common.STRIDES)
+@triton.jit(do_not_specialize=["once"])
 def _joint_gram_fwd_kernel(
     factors,
     vectors,

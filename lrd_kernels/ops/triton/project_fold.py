@@ -13,7 +13,7 @@ from lrd_kernels.ops.triton.joint_gram import mean_of
 from lrd_kernels.ops.triton.stack import load_stack
 
 
-@triton.jit(do_not_specialize=common.SIZES, do_not_specialize_on_alignment=common.STRIDES)
+@triton.jit(do_not_specialize=["once"])
 def _project_fold_fwd_kernel(
     factors,
     vectors,
