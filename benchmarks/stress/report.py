@@ -16,7 +16,7 @@ def report(outcomes: dict[str, Outcome], seed: int, isas: Sequence[str]) -> str:
     cases = sum(sum(o.counts.values()) for o in outcomes.values())
     wrong = sum(o.counts["wrong"] for o in outcomes.values())
     lines = ["# Stress", "", f"`make stress`: {cases} calls, seed {seed}, {wrong} answered wrong.", ""]
-    lines += [f"Instruction sets: {', '.join(isas)}. Budgets: [docs/safety.md](../../docs/safety.md).", ""]
+    lines += [f"Instruction sets: {', '.join(isas)}. Budgets: `docs/safety.md`.", ""]
     lines += ["```", machine.summary(machine.facts()), "```", ""]
     lines += ["Right answers are counted by the largest eigenvalue of the capacitance.", ""]
     lines += [*_row("function", *BANDS, "wrong"), "|---|" + "---|" * (len(BANDS) + 1)]
