@@ -55,10 +55,11 @@ class Inverse:
         root = root[:, : P.shape[1]]  # K = root^T root
         half = torch.linalg.solve_triangular(root, _eye_like(root), upper=True)  # K^-1 = half half^T
         z, row_space = self._refined(bare, rest, without)
-        a = half @ (half.mT @ (r - P @ z))
-        self.z = row_space @ (z + torch.linalg.solve_triangular(rest.triangle, Y @ a, upper=True))
-        W = row_space @ torch.linalg.solve_triangular(rest.triangle, Y @ half @ half.mT, upper=True)
-        self._explained = Part(a, W.mT, half.square().sum(-1))
+        # Y half is orthogonal columns of Q, which has no large terms that cancel, as a product would
+        whitened = half.mT @ (r - P @ z)
+        onto = row_space @ torch.linalg.solve_triangular(rest.triangle, Q[:, :R, : P.shape[1]], upper=True)
+        self.z = row_space @ z + onto @ whitened
+        self._explained = Part(half @ whitened, half @ onto.mT, half.square().sum(-1))
         # C^-1 = root_inverse root_inverse^T
         self._root_inverse = torch.linalg.solve_triangular(rest.triangle, Q[:, :R, P.shape[1] :], upper=True)
         self._to_W = self._root_inverse.mT @ row_space
