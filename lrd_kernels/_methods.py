@@ -15,6 +15,7 @@ from lrd_kernels import _validate, functional, truncation
 from lrd_kernels.linalg import products
 from lrd_kernels.linalg.whitening import Root, root_of
 
+RESOLVED_MODES = 1e-13  # directions shorter than this share of the longest are rounding
 MOST_EMPTY_REGIONS = 1024  # more regions than outputs, and than this, are taken for a mistake
 
 Index = int | slice | list[int] | Tensor
@@ -227,8 +228,9 @@ class Operations(Generic[Gaussian]):
 
             P = U diag(s) V^T,    the first k columns of U [..., S, k] and the first k of s [..., k]
 
-        `loc + s_j u_j` is the mean, changed by one standard deviation along direction j. A direction of length 0 is
-        zero. Raises ValueError if k is negative.
+        `loc + s_j u_j` is the mean, changed by one standard deviation along direction j. Directions of length 0, or
+        below 1e-13 of the longest, are zero, and so is their s_j. Directions are orthogonal to about `1e-16 s_1 / s_j`.
+        Raises ValueError if k is negative.
 
         Examples:
             >>> d = lrd.LowRankMultivariateNormal(torch.zeros(3), torch.tensor([[3.0], [4.0], [0.0]]), torch.ones(3))
@@ -238,6 +240,7 @@ class Operations(Generic[Gaussian]):
         # in float64, since the shortest columns may be subnormal numbers of narrower types
         factor, diag = (t.double() for t in covariance_of(self))
         columns, _, singular = truncation.truncate(factor, diag, k, fold=False)
+        singular = torch.where(singular > RESOLVED_MODES * singular[..., :1], singular, 0)
         lengths = singular[..., None, :]
         vectors = torch.where(lengths > 0, columns / lengths, 0)
         return Modes(vectors.to(self.loc.dtype), singular.to(self.loc.dtype))

@@ -305,13 +305,14 @@ def _extremes(P: Tensor, D: Tensor, tol: float, max_iter: int, method: str) -> t
     start = torch.randn(D.shape, dtype=torch.float64, generator=generator).to(D.device)
     iterate = lanczos if method == "lanczos" else power
     largest, largest_residual, products = iterate(sigma.times, start, lambda v, r: r / v, tol, max_iter)
-    shift = 0.0
     if method == "lanczos":
         low, high = sigma.smallest_within()
         if high - low <= tol * low:  # for example, if more than R outputs are at the floor
             return (low, largest, (high - low) / low, largest_residual, products)
         shift = low - max(0.1 * (high - low), 1e-4 * low)
-    inverse, error = sigma.inverse(shift)
+        inverse, error = sigma.inverse(shift)
+    else:
+        shift, inverse, error = 0.0, sigma.inverse_by_root(), 0.0
 
     def relative(value: float, residual: float) -> float:
         # |1 / (lambda - shift) - value| <= residual, expressed in lambda = shift + 1 / value

@@ -396,7 +396,6 @@ def terms(
     _validate.gaussian(cov_factor, cov_diag, mask, diag_name="cov_diag" if eps is None else "raw_diag", **vectors)
     _validate.options(precision, on_failure)
     value, loc = (*vectors.values(), None, None)[:2]
-    constant = per_output * cov_diag.shape[-1] if mask is None else 0.0
     chosen = dispatch.choose(backend, cov_factor.device)
     if chosen == "reference":
         result = reference.terms(
@@ -405,7 +404,7 @@ def terms(
             eps=eps,
             maha=maha,
             logdet=logdet,
-            constant=constant,
+            constant=per_output * (cov_diag.shape[-1] if mask is None else mask.count_nonzero(-1).double()),
             qr=PRECISIONS[precision] == QR,
         )
     else:
@@ -414,10 +413,8 @@ def terms(
             how = PRECISIONS["auto"]  # there is nothing to factorise
         elif reference.is_wide(cov_factor):
             how = QR  # the capacitance would have eigenvalues of 1 beside far larger ones
-        wanted = Terms(maha, logdet, constant, eps, how, chosen)
+        wanted = Terms(maha, logdet, per_output, eps, how, chosen)
         result = weighted_terms(Arguments(value, loc, cov_factor, cov_diag, mask), wanted, factorisation)
-    if mask is not None and per_output != 0.0:
-        result = result + (per_output * mask.sum(-1, dtype=torch.float64)).to(result.dtype)
     if on_failure == "raise":
         _validate.check_result(result, cov_factor, cov_diag, mask, eps, **vectors)
     return result

@@ -103,9 +103,10 @@ Five log_prob_fwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::op
                        double maha, double logdet, double constant) {
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps);
   const int64_t B = in.B, N = in.N, R = in.R;
-  const bool known = known_chol_inv && known_summary, wide_result = is_wide(cov_factor);
+  const bool known = known_chol_inv && known_summary;
+  const bool wide_result = is_wide(cov_factor) || mask;  // with a mask the caller adds a constant, which may cancel
   const Precision chosen = static_cast<Precision>(precision);
-  const bool narrow = !wide_result && chosen != Precision::float64;
+  const bool narrow = !is_wide(cov_factor) && chosen != Precision::float64;
   const Gpu gpu(cov_factor);
   const Tensor chol_inv = known ? empty_doubles(cov_factor, {0}) : empty_doubles(cov_factor, {B, R, R});
   const Tensor summary = known ? empty_doubles(cov_factor, {0}) : empty_doubles(cov_factor, {B, 2});

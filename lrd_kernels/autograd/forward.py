@@ -30,11 +30,11 @@ class Arguments(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The quantity to compute, maha * M + logdet * log det + constant, and how to compute it."""
+    """The quantity to compute, maha * M + logdet * log det + per_output * outputs, and how to compute it."""
 
     maha: float
     logdet: float
-    constant: float = 0.0
+    per_output: float = 0.0  # for every output that is not masked
     eps: float | None = None
     precision: int = _policy.AUTO
     backend: str = "cpu"
@@ -68,17 +68,28 @@ class Factorised(NamedTuple):
 
 def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Forward:
     """The forward op, or its outputs computed by QR."""
-    if terms.precision != _policy.QR:
+    S, mask = inputs.cov_diag.shape[1], inputs.mask
+    constant = 0.0 if mask is not None else terms.per_output * S
+    if terms.precision == _policy.QR:
+        found = _by_qr(inputs, terms, constant)
+    else:
         op, given = registry.OPS[terms.backend].log_prob_fwd, known or (None, None)
-        return Forward(*op(*inputs, *given, terms.maha, terms.logdet, terms.constant))
+        found = Forward(*op(*inputs, *given, terms.maha, terms.logdet, constant))
+    result = found.result
+    if mask is not None and terms.per_output:  # still in float64, since the sum may cancel
+        result = result + terms.per_output * mask.count_nonzero(-1).double()[:, None]
+    return found._replace(result=result.to(reference.result_dtype(inputs.cov_factor.dtype)))
+
+
+def _by_qr(inputs: OpInputs, terms: Terms, constant: float) -> Forward:
+    """The outputs of the forward op; the result is in float64."""
     rows = rows_of(inputs)
     chol_inv, summary, z, maha = Dual(rows).factorised() if rows.wide else qr.factorise(rows)
     failed = summary[:, :1].isinf() | ~maha.isfinite()  # [B, N]
-    result = torch.where(summary[:, :1].isinf(), torch.nan, terms.logdet * summary[:, 1:] + terms.constant)
+    result = torch.where(summary[:, :1].isinf(), torch.nan, terms.logdet * summary[:, 1:] + constant)
     if inputs.value is not None:
         result = torch.where(failed, torch.nan, result + terms.maha * maha)
     z = z.masked_fill(failed[..., None], 0)
-    result = result.to(reference.result_dtype(inputs.cov_factor.dtype))
     return Forward(result, chol_inv, summary, z, failed.to(torch.int32))
 
 

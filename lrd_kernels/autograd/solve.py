@@ -106,14 +106,16 @@ class CapacitanceCholesky(Function):
         views = arguments.views()
         gram, *sums = ops.gram_fwd(*op_inputs(views, arguments, None, precision))
         found = Capacitance(*ops.capacitance_fwd(gram, *sums))
-        failed = found.growth.isinf()
+        failed = found.growth.isinf()  # by invalid numbers, or by rounding
         chol = views.from_gaussians(found.chol.masked_fill(failed[:, None, None], torch.nan))
         explained = gram.diagonal(dim1=-2, dim2=-1) > _policy.EXPLAINED_RATIO
-        beyond = ((found.growth > _policy.CHOLESKY_GROWTH) | explained.any(-1)) & ~failed
-        if precision == _policy.AUTO and dispatch.may_inspect(cov_factor) and bool(beyond.any()):
-            by_qr = capacitance.cholesky_by_qr(cov_factor, cov_diag, mask)
-            chol = torch.where(views.from_gaussians(beyond)[..., None, None], by_qr, chol)
-        return chol, views.from_gaussians(failed.to(torch.int32))
+        beyond = (found.growth > _policy.CHOLESKY_GROWTH) | explained.any(-1)
+        looking = precision == _policy.AUTO and chol.numel() > 0 and dispatch.may_inspect(cov_factor)
+        if not (looking and bool(beyond.any())):
+            return chol, views.from_gaussians(failed.to(torch.int32))
+        by_qr = capacitance.cholesky_by_qr(cov_factor, cov_diag, mask)
+        chol = torch.where(views.from_gaussians(beyond)[..., None, None], by_qr, chol)
+        return chol, chol.isnan().any(-1).any(-1).to(torch.int32)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lrd_kernels._policy import QR_GROWTH
 from lrd_kernels.linalg.qr import Rows
-from lrd_kernels.linalg.qr_inverse import Inverse, Part
+from lrd_kernels.linalg.qr_inverse import Inverse, Part, orthogonal_part
 
 RESOLVED = 1e-6  # pivots below this share of their column lose more digits than its capacitance would
 
@@ -27,30 +27,31 @@ class Dual:
         order = self._P.abs().amax(1).argsort(-1, descending=True)[:, None].expand_as(self._P)  # long rows first
         deviation = torch.where(rows.root == 0, 1, rows.root.reciprocal())  # a masked output is independent
         stacked = torch.cat([self._P.gather(2, order).mT, torch.diag_embed(deviation)], 1)
-        root = torch.geqrf(stacked)[0][:, : rows.S].triu()
+        Q, root = torch.linalg.qr(stacked)
         lengths = stacked.norm(dim=1)
         # [B]; columns that depend on one another, whose small pivots are rounding, are better served by `Inverse`
         self.resolved = (root.diagonal(dim1=-2, dim2=-1).abs() > RESOLVED * lengths).all(-1)
         self._logdet = 2 * root.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
         eye = torch.eye(rows.S, dtype=root.dtype, device=root.device).expand_as(root)
         self._half = torch.linalg.solve_triangular(root, eye, upper=True)  # Sigma^-1 = half half^T
-        self._a = self._times(self._r)
-        self.z = self._P.mT @ self._a
-
-    def _times(self, matrix: Tensor) -> Tensor:
-        return self._half @ (self._half.mT @ matrix)
+        self._whitened = self._half.mT @ self._r  # [B, S, N]
+        # half^T P [B, S, R]
+        turned = torch.empty_like(self._P).scatter(2, order, Q[:, : rows.R].mT)
+        self._onto = orthogonal_part(self._P.mT, self._half, turned.mT).mT
+        self.z = self._onto.mT @ self._whitened
 
     def factorised(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The results of `qr.factorise`, with no elements in place of L^-1."""
         good = self._rows.finite() & self._logdet.isfinite()
         growth = torch.where(good, QR_GROWTH, torch.inf).to(self._logdet)
-        maha = (self._half.mT @ self._r).square().sum(1)
+        maha = self._whitened.square().sum(1)
         nothing = self._half.new_empty(self._rows.B, 0, 0)
         return nothing, torch.stack([growth, self._logdet], -1), self.z.mT.contiguous(), maha
 
     def parts(self) -> Iterator[tuple[slice, Part]]:
         """All rows, in one chunk."""
-        yield slice(0, self._rows.S), Part(self._a, self._times(self._P), self._half.square().sum(-1))
+        products = self._half @ self._whitened, self._half @ self._onto
+        yield slice(0, self._rows.S), Part(*products, self._half.square().sum(-1))
 
 
 class Either:

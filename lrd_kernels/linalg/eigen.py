@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from lrd_kernels.linalg import capacitance, products
+from lrd_kernels.linalg import capacitance, products, whitening
 
 CHUNK_ELEMENTS = 2**26  # elements of the factor held in float64 at a time, half a GB
 BASIS_ELEMENTS = 2**27  # largest size of a Lanczos basis, 1 GB
@@ -56,6 +57,16 @@ class Covariance:
             return weighted - self._lift(z) / D
 
         return apply, ROUNDING / float(D.min())
+
+    def inverse_by_root(self) -> Apply:
+        """Multiplication by `Sigma^-1 = W^T W`, where W whitens: two more passes, for the digits of tiny eigenvalues."""
+        root = whitening.root_of(self.P, self.D)
+
+        def apply(v: Tensor) -> Tensor:
+            noise, transposed = torch.func.vjp(root.whiten, v)
+            return cast(Tensor, transposed(noise)[0])
+
+        return apply
 
     def smallest_within(self) -> tuple[float, float]:
         """Bounds on the smallest eigenvalue. The lower bound is the smallest entry of D; the upper bound is the smaller

@@ -55,9 +55,9 @@ class Inverse:
         root = root[:, : P.shape[1]]  # K = root^T root
         half = torch.linalg.solve_triangular(root, _eye_like(root), upper=True)  # K^-1 = half half^T
         z, row_space = self._refined(bare, rest, without)
-        # Y half is orthogonal columns of Q, which has no large terms that cancel, as a product would
         whitened = half.mT @ (r - P @ z)
-        onto = row_space @ torch.linalg.solve_triangular(rest.triangle, Q[:, :R, : P.shape[1]], upper=True)
+        turned = orthogonal_part(Y, half, Q[:, :R, : P.shape[1]])
+        onto = row_space @ torch.linalg.solve_triangular(rest.triangle, turned, upper=True)
         self.z = row_space @ z + onto @ whitened
         self._explained = Part(half @ whitened, half @ onto.mT, half.square().sum(-1))
         # C^-1 = root_inverse root_inverse^T
@@ -102,6 +102,15 @@ class Inverse:
             return torch.cat([chunk, torch.zeros_like(chunk[:, :1])], 1).scatter(1, index, explained)[:, :n]
 
         return Part(*map(replaced, part, self._explained))
+
+
+def orthogonal_part(A: Tensor, inverse: Tensor, Q: Tensor) -> Tensor:
+    """`A inverse` [B, n, m] for rows A of a matrix with the triangular factor `inverse^-1` and orthogonal factor Q.
+
+    Q, which is the same product, has an absolute rounding error. The product is more accurate in entries whose terms
+    are small, and cancels where they are large.
+    """
+    return torch.where(A.abs() @ inverse.abs() < 1, A @ inverse, Q)
 
 
 def leverages(rows: Rows) -> Tensor:

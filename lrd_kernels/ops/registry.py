@@ -130,7 +130,7 @@ def _log_prob_fwd_fake(
     new = cov_factor.new_empty
     wide = torch.float64
     return (
-        new((B, max(N, 1)), dtype=wide if cov_factor.dtype == wide else torch.float32),
+        new((B, max(N, 1)), dtype=torch.float32 if mask is None and cov_factor.dtype != wide else wide),
         new((B, R, R) if chol_inv is None else 0, dtype=wide),
         new((B, 2) if summary is None else 0, dtype=wide),
         new((B, N, R), dtype=wide),

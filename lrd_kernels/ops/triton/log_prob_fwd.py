@@ -57,7 +57,7 @@ def log_prob_fwd(
                 found = _score_residuals(inputs, found, cancels & ~imprecise)
         _, inverse, z, M, log_det, growth = found
         made = (inverse, torch.stack([growth, log_det], 1))
-    dtype = torch.float64 if cov_factor.dtype == torch.float64 else torch.float32
+    dtype = torch.float32 if mask is None and cov_factor.dtype != torch.float64 else torch.float64
     bad = growth.isinf()[:, None]
     failed = bad | ~M.isfinite()  # [B, N]
     base = (logdet * log_det + constant)[:, None].masked_fill(bad, math.nan)
