@@ -8,6 +8,7 @@ float64, on any device.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -35,6 +36,12 @@ class Rows:
         self.root = root if mask is None else torch.where(mask, root, 0)  # D^-1/2 [B, S]
         self.mask = mask
         self._spread = factor[:, None].expand(-1, self.B // max(factor.shape[0], 1), -1, -1)  # [F, K, S, R]
+
+    def with_values(self, diff: Tensor) -> Rows:
+        """The same rows of A with other right-hand sides, from differences [B, N, S]."""
+        other = copy.copy(self)
+        other.diff, other.N = diff, diff.shape[1]
+        return other
 
     def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """P [B, n, R] and r [B, n, N] at rows [B, n]."""

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from lrd_kernels._policy import EXPLAINED_LEVERAGE
-from lrd_kernels.linalg import qr
+from lrd_kernels.linalg import double_double, qr
 from lrd_kernels.linalg.qr import Rows
 
-DEPENDENT = 1e-13  # rounding of a combination of columns that is zero, relative to its terms
+DEPENDENT = 1e-8  # a combination of columns that is smaller, relative to its terms, counts as dependent
 
 
 class Part(NamedTuple):
@@ -34,9 +34,14 @@ class Part(NamedTuple):
 
 
 class Inverse:
-    """The inverse of the covariances of `rows`, and z = P^T Sigma^-1 r [B, R, N]."""
+    """The inverse of the covariances of `rows`, and z = P^T Sigma^-1 r [B, R, N].
 
-    def __init__(self, rows: Rows) -> None:
+    If columns depend on one another, P N is next to nothing for some orthonormal N [B, R, m]. Products with C^-1, which
+    is large along N, would be all rounding there. So P N is computed with twice the digits, and its products with
+    Sigma^-1 replace those of `Sigma^-1 P` along N.
+    """
+
+    def __init__(self, rows: Rows, *, dependent: bool = True) -> None:
         self.rows = rows
         S, R = rows.S, rows.R
         leverage = leverages(rows)
@@ -54,41 +59,56 @@ class Inverse:
         Q, root = torch.linalg.qr(torch.cat([Y, torch.diag_embed(deviation)], 1), mode="complete")
         root = root[:, : P.shape[1]]  # K = root^T root
         half = torch.linalg.solve_triangular(root, _eye_like(root), upper=True)  # K^-1 = half half^T
-        z, row_space = self._refined(bare, rest, without)
+        z = self._refined(rest, without)
         whitened = half.mT @ (r - P @ z)
         turned = orthogonal_part(Y, half, Q[:, :R, : P.shape[1]])
-        onto = row_space @ torch.linalg.solve_triangular(rest.triangle, turned, upper=True)
-        self.z = row_space @ z + onto @ whitened
+        onto = torch.linalg.solve_triangular(rest.triangle, turned, upper=True)
+        self.z = self._z = z + onto @ whitened
         self._explained = Part(half @ whitened, half @ onto.mT, half.square().sum(-1))
         # C^-1 = root_inverse root_inverse^T
         self._root_inverse = torch.linalg.solve_triangular(rest.triangle, Q[:, :R, P.shape[1] :], upper=True)
-        self._to_W = self._root_inverse.mT @ row_space
+        self._null = self._dependencies(bare.triangle, P) if dependent else rows.root.new_zeros(rows.B, R, 0)
+        if self._null.shape[-1]:
+            N, a = self._null, torch.cat([part.a for _, part in self._own_parts()], 1)
+            PN = torch.cat([double_double.product(P, N) for _, P, _ in rows.slices()], 1)  # [B, S, m]
+            self._along = torch.cat([part.a for _, part in Inverse(rows.with_values(PN.mT), dependent=False).parts()], 1)
+            self.z = self._z + N @ (PN.mT @ a - N.mT @ self._z)
 
-    def _refined(self, bare: qr.LeastSquares, rest: qr.LeastSquares, without: Tensor) -> tuple[Tensor, Tensor]:
-        """The least-squares solution after one step of refinement, without which that of a tiny P is all rounding, and
-        the projection onto the row space of P [B, R, R]. The rounding of duplicate columns lies outside of it, where
-        C^-1 is largest."""
+    def _refined(self, rest: qr.LeastSquares, without: Tensor) -> Tensor:
+        """The least-squares solution after one step of refinement, without which that of a tiny P is all rounding."""
         z = rest.solution()
-        null = _null_candidates(bare.triangle)  # [B, R, R]
-        gradient, exact = -z, torch.ones_like(null[:, 0], dtype=torch.bool)
+        gradient = -z
         for s, P, r in self.rows.slices():
             w = torch.where(without[:, s], 0, self.rows.root[:, s].square())[..., None]
             gradient = gradient + (w * P).mT @ (r - P @ z)
-            exact = exact & ((P @ null).abs() <= DEPENDENT * (P.abs() @ null.abs())).all(1)
         step = torch.linalg.solve_triangular(rest.triangle.mT, gradient, upper=False)
-        z = z + torch.linalg.solve_triangular(rest.triangle, step, upper=True)
-        order = (~exact).to(torch.int8).argsort(stable=True, dim=-1)[:, None].expand_as(null)
-        exact = exact[:, None].expand_as(null).gather(-1, order)  # null vectors first
-        Q = torch.linalg.qr(torch.where(exact, null.gather(-1, order), 0)).Q
-        Q = torch.where(exact, Q, 0)
-        return z, _eye_like(null) - Q @ Q.mT
+        return z + torch.linalg.solve_triangular(rest.triangle, step, upper=True)
+
+    def _dependencies(self, triangle: Tensor, explained: Tensor) -> Tensor:
+        """N [B, R, m]: combinations of columns that all but cancel in every row; zero where an item has fewer."""
+        null = _null_candidates(triangle, explained)  # [B, R, R]
+        chosen = torch.ones_like(null[:, 0], dtype=torch.bool)
+        for _, P, _ in self.rows.slices():
+            chosen = chosen & ((P @ null).abs() <= DEPENDENT * (P.abs() @ null.abs())).all(1)
+        m = int(chosen.sum(-1).max()) if chosen.numel() else 0
+        order = (~chosen).to(torch.int8).argsort(stable=True, dim=-1)[:, None, :m].expand(-1, null.shape[1], -1)
+        chosen = chosen[:, None].expand_as(null).gather(-1, order)
+        return torch.where(chosen, torch.linalg.qr(torch.where(chosen, null.gather(-1, order), 0)).Q, 0)
 
     def parts(self) -> Iterator[tuple[slice, Part]]:
         """All rows, in chunks; masked ones are zero."""
+        for s, part in self._own_parts():
+            if self._null.shape[-1]:
+                change = self._along[:, s] - part.W @ self._null
+                part = part._replace(W=part.W + change @ self._null.mT)
+            yield s, part
+
+    def _own_parts(self) -> Iterator[tuple[slice, Part]]:
+        """The same, with rounding along N."""
         for s, P, r in self.rows.slices():
             w = self.rows.root[:, s].square()  # [B, n]
             v = P @ self._root_inverse
-            a, W = w[..., None] * (r - P @ self.z), w[..., None] * (v @ self._to_W)
+            a, W = w[..., None] * (r - P @ self._z), w[..., None] * (v @ self._root_inverse.mT)
             yield s, self._with_explained(s, Part(a, W, w * (1 - w * v.square().sum(-1))))
 
     def _with_explained(self, s: slice, part: Part) -> Part:
@@ -123,14 +143,20 @@ def leverages(rows: Rows) -> Tensor:
     return torch.cat([part(P * rows.root[:, s, None]) for s, P, _ in rows.slices()], -1)
 
 
-def _null_candidates(triangle: Tensor) -> Tensor:
-    """Right singular vectors of the triangle with its columns scaled to one length, as columns of unit length
-    [B, R, R]: those of dependent columns are among them."""
-    lengths = triangle.norm(dim=1)
-    lengths = torch.where(lengths > 0, lengths, 1)
-    right = torch.linalg.svd(torch.where(triangle.isfinite(), triangle / lengths[:, None], 0)).Vh
-    vectors = right.mT / lengths[..., None]
+def _null_candidates(triangle: Tensor, explained: Tensor) -> Tensor:
+    """Vectors of unit length, as columns [B, R, R], among which are those of dependent columns: right singular vectors
+    of the triangle above the rows of H [B, m, R], with columns, and then the rows of H, scaled to one length."""
+    lengths = _or_one(torch.cat([triangle, explained], 1).norm(dim=1))[:, None]
+    rest, rows = triangle / lengths, explained / lengths
+    rest, rows = rest / _or_one(rest.norm(dim=(1, 2), keepdim=True)), rows / _or_one(rows.norm(dim=2, keepdim=True))
+    stacked = torch.cat([rest, rows], 1)
+    right = torch.linalg.svd(torch.where(stacked.isfinite(), stacked, 0), full_matrices=False).Vh
+    vectors = right.mT / lengths.mT
     return vectors / vectors.norm(dim=1, keepdim=True)
+
+
+def _or_one(lengths: Tensor) -> Tensor:
+    return torch.where(lengths > 0, lengths, 1)
 
 
 def _eye_like(matrix: Tensor) -> Tensor:
