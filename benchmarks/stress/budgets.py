@@ -32,12 +32,12 @@ TERMS = "the sum of absolute terms of the entry"
 DEVIATIONS = "the two standard deviations"
 
 BUDGETS = {
-    "log_prob": Budget(1e-6, 1e-6, ITSELF),
-    "mahalanobis": Budget(1e-6, 1e-6, ITSELF),
-    "logdet": Budget(1e-6, 1e-6, ITSELF),
-    "entropy": Budget(1e-6, 1e-6, ITSELF),
-    "nll_loss": Budget(1e-6, 1e-6, ITSELF),
-    "gradients of these five": Budget(1e-3, 1e-3, "the largest entry of the gradient in the batch item"),
+    "log_prob": Budget(1e-6, 1e-7, ITSELF),
+    "mahalanobis": Budget(1e-6, 1e-7, ITSELF),
+    "logdet": Budget(1e-6, 1e-7, ITSELF),
+    "entropy": Budget(1e-6, 1e-7, ITSELF),
+    "nll_loss": Budget(1e-6, 1e-7, ITSELF),
+    "gradients of these five": Budget(1e-5, 1e-6, "the largest entry of the gradient in the batch item"),
     "positive_diag": Budget(5e-7, 1e-15, "itself; the gradient too"),
     "capacitance_cholesky": Budget(1e-6, 1e-12, "`(L L^T)_ij` to `sqrt(C_ii C_jj)`"),
     "solve": Budget(1e-5, 1e-5, ENTRY),

@@ -197,15 +197,17 @@ def sum_to(full: Array, shape: tuple[int, ...]) -> Array:
     return full
 
 
-def deviation(actual: Tensor, truth: Array, scale: Array | Decimal, reach: Array | None = None) -> float:
+def deviation(
+    actual: Tensor, truth: Array, scale: Array | Decimal, reach: Array | None = None, terms: int = 1
+) -> float:
     """The largest `|actual - truth| / scale`. Rounding below the normal range is free, and a number beyond the range of
-    the dtype must be infinite; anything else that is not finite is an infinite error. `reach` is given for sums whose
-    terms are stored: one that exceeds the range of the dtype excuses the entry."""
+    the dtype must be infinite; anything else that is not finite is an infinite error. `reach` is given for sums of
+    `terms` numbers that are stored: one that exceeds the range of the dtype excuses the entry."""
     truth = np.asarray(truth, dtype=object)
     if tuple(actual.shape) != truth.shape:
         return float("inf")
     info = torch.finfo(actual.dtype)
-    slack = Decimal(info.smallest_normal if actual.dtype != torch.float16 else 2.0**-24)
+    slack = terms * Decimal(info.smallest_normal if actual.dtype != torch.float16 else 2.0**-24)
     most = Decimal(info.max) * (1 - Decimal(info.eps))
     worst = ZERO
     scales = np.broadcast_to(np.asarray(scale, dtype=object), truth.shape).reshape(-1).tolist()

@@ -89,16 +89,23 @@ def products(factor: Tensor, diag: Tensor | None = None) -> Array:
 
 
 def compare(
-    budget: str, actual: Tensor, truth: Array, scale: Array | Decimal, what: str = "", reach: Array | None = None
+    budget: str,
+    actual: Tensor,
+    truth: Array,
+    scale: Array | Decimal,
+    what: str = "",
+    reach: Array | None = None,
+    terms: int = 1,
 ) -> Error:
-    return Error(budget, actual.dtype, exact.deviation(actual, truth, scale, reach), what)
+    return Error(budget, actual.dtype, exact.deviation(actual, truth, scale, reach, terms), what)
 
 
 def compare_gradient(budget: str, actual: Tensor, truth: Array, events: int, what: str) -> Error:
     """Compares a gradient with the truth [*batch, event], summed to its shape, relative to the largest entry of each of
     its own batch items, before the summation may cancel."""
     own, reach = (exact.sum_to(full, tuple(actual.shape)) for full in (truth, absolute(truth)))
-    return compare(budget, actual, own, peaks(reach, events), f"gradient for {what}", reach)
+    terms = truth.size // max(own.size, 1)
+    return compare(budget, actual, own, peaks(reach, events), f"gradient for {what}", reach, terms)
 
 
 def exceeds(number: Decimal, like: Tensor) -> bool:

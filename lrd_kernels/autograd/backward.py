@@ -10,7 +10,7 @@ from torch import Tensor
 from lrd_kernels import _policy
 from lrd_kernels._policy import exp_limit
 from lrd_kernels.autograd.forward import Terms, of_factors, rows_of
-from lrd_kernels.linalg.dual import Dual, Either
+from lrd_kernels.linalg.dual import Either
 from lrd_kernels.linalg.qr_inverse import Inverse
 from lrd_kernels.ops import registry
 from lrd_kernels.ops.registry import OpInputs
@@ -80,7 +80,7 @@ def _by_qr(inputs: OpInputs, failed: Tensor, grad: Tensor, wanted: Wanted) -> Gr
         wanted.logdet * weights.sum(-1)[:, None],
     )  # [B, 1, N], [B, 1]
     lost_values, lost = failed[:, None, :N], failed.all(-1)[:, None]
-    inverse = Dual(rows) if rows.wide else Either(rows) if R > S else Inverse(rows)
+    inverse = Either(rows) if R > S else Inverse(rows)
     z = inverse.z.masked_fill(lost_values, 0)
     grad_factor = factor.new_empty(F, R, S).mT if is_rank_major(factor) else factor.new_empty(F, S, R)
     grad_diag, grad_loc = diag.new_empty(B, S), diag.new_empty(B, 1 if wanted.sum_loc else N, S)

@@ -13,8 +13,9 @@ from torch import Tensor
 from lrd_kernels._policy import QR_GROWTH
 from lrd_kernels.linalg.qr import Rows
 from lrd_kernels.linalg.qr_inverse import Inverse, Part, orthogonal_part
+from lrd_kernels.ops import dispatch
 
-RESOLVED = 1e-6  # pivots below this share of their column lose more digits than its capacitance would
+RESOLVED = 1e-4  # pivots below this share of their column have lost too many digits
 
 
 class Dual:
@@ -55,14 +56,24 @@ class Dual:
 
 
 class Either:
-    """`Dual` for the items that it resolves, `Inverse` for the others: for small ranks, where both are cheap."""
+    """`Dual` for the items that it resolves, `Inverse` for the others, which takes longer at high ranks: where numbers
+    may not be looked at, ranks above DUAL_RANK use `Dual` alone."""
 
     def __init__(self, rows: Rows) -> None:
-        self._dual, self._inverse = Dual(rows), Inverse(rows)
+        self._dual = Dual(rows)
         self._chosen = self._dual.resolved[:, None, None]
-        self.z = torch.where(self._chosen, self._dual.z, self._inverse.z)
+        enough = bool(self._chosen.all()) if dispatch.may_inspect(rows.root) else rows.wide
+        self._inverse = None if enough else Inverse(rows)
+        self.z = self._dual.z
+        if self._inverse is not None:
+            self.z = torch.where(self._chosen, self.z, self._inverse.z)
 
     def parts(self) -> Iterator[tuple[slice, Part]]:
-        for (rows, dual), (_, inverse) in zip(self._dual.parts(), self._inverse.parts(), strict=True):
-            a, W = (torch.where(self._chosen, *both) for both in zip(dual[:2], inverse[:2], strict=True))
-            yield rows, Part(a, W, torch.where(self._chosen[..., 0], dual.t, inverse.t))
+        if self._inverse is None:
+            yield from self._dual.parts()
+            return
+        rows, dual = next(self._dual.parts())
+        parts = zip(*(part for _, part in self._inverse.parts()), strict=True)
+        inverse = Part(*(torch.cat(chunks, 1) for chunks in parts))
+        a, W = (torch.where(self._chosen, *both) for both in zip(dual[:2], inverse[:2], strict=True))
+        yield rows, Part(a, W, torch.where(self._chosen[..., 0], dual.t, inverse.t))

@@ -63,7 +63,7 @@ class Covariance:
         root = whitening.root_of(self.P, self.D)
 
         def apply(v: Tensor) -> Tensor:
-            noise, transposed = torch.func.vjp(root.whiten, v)
+            noise, transposed = torch.func.vjp(root.whiten, v)[:2]
             return cast(Tensor, transposed(noise)[0])
 
         return apply

@@ -37,10 +37,12 @@ class Rows:
         self.mask = mask
         self._spread = factor[:, None].expand(-1, self.B // max(factor.shape[0], 1), -1, -1)  # [F, K, S, R]
 
-    def with_values(self, diff: Tensor) -> Rows:
-        """The same rows of A with other right-hand sides, from differences [B, N, S]."""
+    def with_factors(self, factors: Tensor, diff: Tensor | None = None) -> Rows:
+        """The same rows with other factors [B, S, R], one for every Gaussian, and with other values [B, N, S]."""
         other = copy.copy(self)
-        other.diff, other.N = diff, diff.shape[1]
+        other._spread = factors[:, None]
+        if diff is not None:
+            other.diff, other.N = diff, diff.shape[1]
         return other
 
     def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:

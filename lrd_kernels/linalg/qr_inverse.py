@@ -23,6 +23,7 @@ from lrd_kernels.linalg import double_double, qr
 from lrd_kernels.linalg.qr import Rows
 
 DEPENDENT = 1e-8  # a combination of columns that is smaller, relative to its terms, counts as dependent
+BASIS_ROUNDING = 1e-12  # combinations that the rounding of an orthonormal basis can add
 
 
 class Part(NamedTuple):
@@ -36,86 +37,84 @@ class Part(NamedTuple):
 class Inverse:
     """The inverse of the covariances of `rows`, and z = P^T Sigma^-1 r [B, R, N].
 
-    If columns depend on one another, P N is next to nothing for some orthonormal N [B, R, m]. Products with C^-1, which
-    is large along N, would be all rounding there. So P N is computed with twice the digits, and its products with
-    Sigma^-1 replace those of `Sigma^-1 P` along N.
+    Where columns depend on one another, their combinations that cancel are rounding, and C^-1 is largest along them. So
+    the columns are rotated first, such that each of these combinations is a column of its own.
     """
 
-    def __init__(self, rows: Rows, *, dependent: bool = True) -> None:
-        self.rows = rows
+    def __init__(self, rows: Rows) -> None:
+        self._prepare(rows)
+        self._basis, cancels = self._independent_basis()  # [B, R, R], or None
+        if self._basis is not None:
+            self._prepare(rows.with_factors(_rotated(rows, self._basis, cancels)))
+            self.z = self._basis @ self.z
+
+    def _prepare(self, rows: Rows) -> None:
+        self._rows = rows
         S, R = rows.S, rows.R
         leverage = leverages(rows)
         top = leverage.topk(min(R, S), -1)
         high = top.values > EXPLAINED_LEVERAGE  # [B, m]
-        self.high = torch.where(high, top.indices, -1)
+        self._high = torch.where(high, top.indices, -1)
         without = torch.zeros_like(leverage, dtype=torch.bool).scatter(1, top.indices, high)
-        bare = rows.decomposed(without)
-        rest = qr.regularised(bare)
+        self._bare = rows.decomposed(without)
+        rest = qr.regularised(self._bare)
 
         # Positions of H that are not used hold an independent output of variance 1.
         P, r = (torch.where(high[..., None], t, 0) for t in rows.at(top.indices))  # [B, m, R], [B, m, N]
         deviation = torch.where(high, rows.root.gather(1, top.indices).reciprocal(), 1)
         Y = torch.linalg.solve_triangular(rest.triangle.mT, P.mT, upper=False)  # transposed, [B, R, m]
-        Q, root = torch.linalg.qr(torch.cat([Y, torch.diag_embed(deviation)], 1), mode="complete")
-        root = root[:, : P.shape[1]]  # K = root^T root
+        order = Y.abs().sum(-1, keepdim=True).argsort(1, descending=True)  # long rows first
+        stacked = torch.cat([Y.gather(1, order.expand_as(Y)), torch.diag_embed(deviation)], 1)
+        Q, root = torch.linalg.qr(stacked, mode="complete")
+        Q, root = Q[:, :R], root[:, : P.shape[1]]  # K = root^T root
+        Q = torch.empty_like(Q).scatter(1, order.expand_as(Q), Q)
         half = torch.linalg.solve_triangular(root, _eye_like(root), upper=True)  # K^-1 = half half^T
         z = self._refined(rest, without)
         whitened = half.mT @ (r - P @ z)
-        turned = orthogonal_part(Y, half, Q[:, :R, : P.shape[1]])
+        turned = orthogonal_part(Y, half, Q[..., : P.shape[1]])
         onto = torch.linalg.solve_triangular(rest.triangle, turned, upper=True)
         self.z = self._z = z + onto @ whitened
-        self._explained = Part(half @ whitened, half @ onto.mT, half.square().sum(-1))
+        self._P_high, self._explained = P, Part(half @ whitened, half @ onto.mT, half.square().sum(-1))
         # C^-1 = root_inverse root_inverse^T
-        self._root_inverse = torch.linalg.solve_triangular(rest.triangle, Q[:, :R, P.shape[1] :], upper=True)
-        self._null = self._dependencies(bare.triangle, P) if dependent else rows.root.new_zeros(rows.B, R, 0)
-        if self._null.shape[-1]:
-            N, a = self._null, torch.cat([part.a for _, part in self._own_parts()], 1)
-            PN = torch.cat([double_double.product(P, N) for _, P, _ in rows.slices()], 1)  # [B, S, m]
-            self._along = torch.cat([part.a for _, part in Inverse(rows.with_values(PN.mT), dependent=False).parts()], 1)
-            self.z = self._z + N @ (PN.mT @ a - N.mT @ self._z)
+        self._root_inverse = torch.linalg.solve_triangular(rest.triangle, Q[..., P.shape[1] :], upper=True)
 
     def _refined(self, rest: qr.LeastSquares, without: Tensor) -> Tensor:
         """The least-squares solution after one step of refinement, without which that of a tiny P is all rounding."""
         z = rest.solution()
         gradient = -z
-        for s, P, r in self.rows.slices():
-            w = torch.where(without[:, s], 0, self.rows.root[:, s].square())[..., None]
+        for s, P, r in self._rows.slices():
+            w = torch.where(without[:, s], 0, self._rows.root[:, s].square())[..., None]
             gradient = gradient + (w * P).mT @ (r - P @ z)
         step = torch.linalg.solve_triangular(rest.triangle.mT, gradient, upper=False)
         return z + torch.linalg.solve_triangular(rest.triangle, step, upper=True)
 
-    def _dependencies(self, triangle: Tensor, explained: Tensor) -> Tensor:
-        """N [B, R, m]: combinations of columns that all but cancel in every row; zero where an item has fewer."""
-        null = _null_candidates(triangle, explained)  # [B, R, R]
-        chosen = torch.ones_like(null[:, 0], dtype=torch.bool)
-        for _, P, _ in self.rows.slices():
-            chosen = chosen & ((P @ null).abs() <= DEPENDENT * (P.abs() @ null.abs())).all(1)
-        m = int(chosen.sum(-1).max()) if chosen.numel() else 0
-        order = (~chosen).to(torch.int8).argsort(stable=True, dim=-1)[:, None, :m].expand(-1, null.shape[1], -1)
-        chosen = chosen[:, None].expand_as(null).gather(-1, order)
-        return torch.where(chosen, torch.linalg.qr(torch.where(chosen, null.gather(-1, order), 0)).Q, 0)
+    def _independent_basis(self) -> tuple[Tensor | None, Tensor]:
+        """An orthonormal basis of the columns' space that begins with the combinations of columns that all but cancel
+        in every row, or None if no item has one; and which columns of the basis [B, R] they are."""
+        null = _null_candidates(self._bare.triangle, self._P_high)  # [B, R, R]
+        cancels = torch.ones_like(null[:, 0], dtype=torch.bool)
+        for _, P, _ in self._rows.slices():
+            cancels = cancels & ((P @ null).abs() <= DEPENDENT * (P.abs() @ null.abs())).all(1)
+        order = (~cancels).to(torch.int8).argsort(stable=True, dim=-1)
+        if not bool(cancels.any()):
+            return None, cancels
+        chosen = torch.where(cancels[:, None], null, 0).gather(-1, order[:, None].expand_as(null))
+        return torch.linalg.qr(chosen).Q, cancels.gather(-1, order)
 
     def parts(self) -> Iterator[tuple[slice, Part]]:
         """All rows, in chunks; masked ones are zero."""
-        for s, part in self._own_parts():
-            if self._null.shape[-1]:
-                change = self._along[:, s] - part.W @ self._null
-                part = part._replace(W=part.W + change @ self._null.mT)
-            yield s, part
-
-    def _own_parts(self) -> Iterator[tuple[slice, Part]]:
-        """The same, with rounding along N."""
-        for s, P, r in self.rows.slices():
-            w = self.rows.root[:, s].square()  # [B, n]
+        for s, P, r in self._rows.slices():
+            w = self._rows.root[:, s].square()  # [B, n]
             v = P @ self._root_inverse
             a, W = w[..., None] * (r - P @ self._z), w[..., None] * (v @ self._root_inverse.mT)
-            yield s, self._with_explained(s, Part(a, W, w * (1 - w * v.square().sum(-1))))
+            part = self._with_explained(s, Part(a, W, w * (1 - w * v.square().sum(-1))))
+            yield s, part if self._basis is None else part._replace(W=part.W @ self._basis.mT)
 
     def _with_explained(self, s: slice, part: Part) -> Part:
         """Replaces the rows of H that lie in a chunk."""
         n = part.t.shape[1]
-        inside = (self.high >= s.start) & (self.high < s.start + n)
-        to = torch.where(inside, self.high - s.start, n)  # one row more takes those that lie elsewhere
+        inside = (self._high >= s.start) & (self._high < s.start + n)
+        to = torch.where(inside, self._high - s.start, n)  # one row more takes those that lie elsewhere
 
         def replaced(chunk: Tensor, explained: Tensor) -> Tensor:
             index = to.reshape(to.shape + (1,) * (chunk.dim() - 2)).expand_as(explained)
@@ -143,6 +142,18 @@ def leverages(rows: Rows) -> Tensor:
     return torch.cat([part(P * rows.root[:, s, None]) for s, P, _ in rows.slices()], -1)
 
 
+def _rotated(rows: Rows, basis: Tensor, cancels: Tensor) -> Tensor:
+    """P [B, S, R] in a basis with columns [B, R] that cancel in it, computed with twice the digits.
+
+    The rounding of the basis makes them combinations of the others. These are taken off.
+    """
+    factors = torch.cat([double_double.product(P, basis) for _, P, _ in rows.slices()], 1)
+    others = torch.where(cancels[:, None], 0, factors)
+    found = rows.with_factors(others, torch.where(cancels[:, None], factors, 0).mT).decomposed()
+    combination = qr.regularised(found).solution()  # [B, R, R]
+    return factors - others @ torch.where(combination.abs() <= BASIS_ROUNDING, combination, 0)
+
+
 def _null_candidates(triangle: Tensor, explained: Tensor) -> Tensor:
     """Vectors of unit length, as columns [B, R, R], among which are those of dependent columns: right singular vectors
     of the triangle above the rows of H [B, m, R], with columns, and then the rows of H, scaled to one length."""
@@ -151,7 +162,7 @@ def _null_candidates(triangle: Tensor, explained: Tensor) -> Tensor:
     rest, rows = rest / _or_one(rest.norm(dim=(1, 2), keepdim=True)), rows / _or_one(rows.norm(dim=2, keepdim=True))
     stacked = torch.cat([rest, rows], 1)
     right = torch.linalg.svd(torch.where(stacked.isfinite(), stacked, 0), full_matrices=False).Vh
-    vectors = right.mT / lengths.mT
+    vectors = torch.where(right.mT.abs() > DEPENDENT, right.mT, 0) / lengths.mT  # no rounding of unrelated columns
     return vectors / vectors.norm(dim=1, keepdim=True)
 
 

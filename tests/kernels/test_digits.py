@@ -6,6 +6,7 @@ from torch.distributions import kl_divergence
 
 import lrd_kernels as lrd
 from lrd_kernels import testing
+from lrd_kernels.linalg import double_double
 
 Normal = lrd.LowRankMultivariateNormal
 SMALLEST = [1e-6, 1e-12, 1e-16, 1e-20, 1e-30, 1e-42]
@@ -168,3 +169,77 @@ def test_gradients_are_finite_without_a_floor(raw):
     assert loss.isfinite()
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
     assert float(leaves[0].grad.sum()) == pytest.approx(0.5 * (20 - 3) / 20, rel=1e-4)  # trace of I - projection
+
+
+@pytest.mark.parametrize("function", ["log_prob", "entropy"])
+def test_totals_of_masked_outputs_cancel_in_float64(function):
+    S, mask = 4000, torch.arange(4000) < 3000
+    value, factor = torch.zeros(S), torch.full((S, 1), 1e-3)
+    diag = torch.full((S,), 1 / (2 * torch.pi))  # the log-determinant cancels with S log 2 pi
+    diag = diag / torch.e if function == "entropy" else diag
+    arguments = (value, value, factor, diag) if function == "log_prob" else (factor, diag)
+    call = getattr(lrd, function)
+    wanted = call(*(t.double() for t in arguments), mask=mask)
+    assert abs(wanted) < 1
+    for precision in ("auto", "qr"):
+        found = call(*arguments, mask=mask, precision=precision)
+        assert found.dtype == torch.float32
+        assert relative(found, wanted) < 2e-6  # of D, which is rounded
+
+
+def test_the_capacitance_cholesky_of_a_huge_row_is_valid():
+    value = torch.randn(2, 20, 6, generator=torch.Generator().manual_seed(0))
+    diag = torch.ones(20)
+    diag[2] = 1.8e-39
+    L, info = lrd.capacitance_cholesky(value, diag)
+    assert not info.any()
+    assert not lrd.capacitance_cholesky(value[..., :0], diag)[1].any()
+    lengths = (value.double().square() / diag.double()[:, None]).sum(-2) + 1
+    torch.testing.assert_close(L.double().square().sum(-1), lengths, rtol=1e-6, atol=0)
+    broken = value.clone()
+    broken[1, 3, 3] = torch.nan
+    assert lrd.capacitance_cholesky(broken, diag)[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("R", [4, 40])
+def test_equal_columns_beyond_the_number_of_outputs(R):
+    column = torch.tensor([1.5e5, -8.2e4, -4.5e3, -9.1e4])
+    factor, diag = column[:, None].expand(4, R).clone(), torch.tensor([0.7, 0.14, 0.27, 0.8])
+    value = torch.tensor([0.5, 2.0, 1.5, -1.7])
+    wanted = torch.autograd.functional.jacobian(
+        lambda P: lrd.log_prob(value.double(), value.new_zeros(4).double(), P, diag.double()),
+        (column.double() * R**0.5)[:, None],
+    )  # of one column with the same covariance
+    leaf = factor.requires_grad_()
+    lrd.log_prob(value, torch.zeros(4), leaf, diag).backward()
+    assert relative(leaf.grad, wanted.expand(4, R) / R**0.5) < 1e-5
+    rest = Normal(torch.zeros(4), factor.detach(), diag).condition([1, 2], value[1:3])
+    narrow = Normal(torch.zeros(4).double(), (column.double() * R**0.5)[:, None], diag.double())
+    assert relative(rest.loc, narrow.condition([1, 2], value[1:3].double()).loc) < 1e-5
+
+
+def test_modes_of_a_factor_of_rank_one():
+    factor = torch.linspace(1, 2, 6)[:, None].expand(6, 5).clone()
+    modes = Normal(torch.zeros(6), factor, torch.ones(6)).modes()
+    torch.testing.assert_close(modes.singular_values, torch.tensor([factor.norm(), 0.0, 0, 0, 0]))
+    torch.testing.assert_close(modes.vectors[:, 0].norm(), torch.tensor(1.0))
+    assert not modes.vectors[:, 1:].any()
+
+
+def test_power_iteration_finds_an_eigenvalue_far_below_the_others():
+    _, _, factor, diag = one_small_entry(1e-40, R=2, S=8)
+    factor[5] = 0
+    found = lrd.extreme_eigenvalues(factor, diag, method="power")
+    assert found.converged
+    torch.testing.assert_close(found.smallest, diag[5].double(), rtol=1e-5, atol=0)
+    _, _, factor, diag = one_small_entry(1e-40, R=2, S=8)
+    wanted = torch.linalg.eigvalsh(covariance(factor, diag))[0]
+    found = lrd.extreme_eigenvalues(factor, diag, method="power", max_iter=5000)
+    torch.testing.assert_close(found.smallest, wanted, rtol=1e-5, atol=0)
+
+
+def test_products_of_double_double():
+    A = torch.tensor([[1e16, 1.0, -1e16], [3.0, 1e-20, -3.0]], dtype=torch.float64)
+    assert double_double.product(A, torch.ones(3, 2, dtype=torch.float64)).tolist() == [[1.0, 1.0], [1e-20, 1e-20]]
+    x = torch.tensor([[1 + 2.0**-30, -(1 + 2.0**-29)]], dtype=torch.float64)
+    assert double_double.product(x, torch.tensor([[1 + 2.0**-30], [1.0]], dtype=torch.float64)).item() == 2.0**-60
