@@ -59,7 +59,7 @@ class Covariance:
         return apply, ROUNDING / float(D.min())
 
     def inverse_by_root(self) -> Apply:
-        """Multiplication by `Sigma^-1 = W^T W`, where W whitens: two more passes, for the digits of tiny eigenvalues."""
+        """Multiplication by `Sigma^-1 = W^T W`, where W whitens: slower, but accurate for tiny eigenvalues."""
         root = whitening.root_of(self.P, self.D)
 
         def apply(v: Tensor) -> Tensor:

@@ -41,6 +41,8 @@ class Inverse:
     the columns are rotated first, such that each of these combinations is a column of its own.
     """
 
+    z: Tensor
+
     def __init__(self, rows: Rows) -> None:
         self._prepare(rows)
         self._basis, cancels = self._independent_basis()  # [B, R, R], or None
