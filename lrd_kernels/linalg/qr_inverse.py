@@ -69,7 +69,7 @@ class Inverse:
         C^-1 is largest."""
         z = rest.solution()
         null = _null_candidates(bare.triangle)  # [B, R, R]
-        gradient, exact = -z, torch.ones_like(null[:, 0], dtype=torch.bool)
+        gradient, exact = -z, null.new_ones(null.shape[:2], dtype=torch.bool)  # [B, R]
         for s, P, r in self.rows.slices():
             w = torch.where(without[:, s], 0, self.rows.root[:, s].square())[..., None]
             gradient = gradient + (w * P).mT @ (r - P @ z)

@@ -55,6 +55,19 @@ def test_phases_must_follow_one_another(make_net, make_trainer, data):
         make_trainer(10, Phases([Phase(0), Phase(0.5), Phase(3)])).fit(JointUncertainty(make_net()), datamodule=data)
 
 
+def test_diagonal_of_nan_in_a_phase_of_rank_0_is_filtered(make_net, make_trainer, data):
+    filtered, module = GradientFilter(), JointUncertainty(make_net())
+    trainer = make_trainer(4, Phases([Phase(0, rank=0)]), filtered)
+
+    def spoil(net, inputs, output):
+        spoilt = module.training and trainer.global_step == 1
+        return output._replace(raw_diag=output.raw_diag * torch.nan) if spoilt else None
+
+    module.net.register_forward_hook(spoil)
+    trainer.fit(module, datamodule=data)
+    assert (trainer.global_step, filtered.filtered) == (4, 1)
+
+
 def test_step_with_bad_gradients_is_dropped_and_counted(make_net, make_trainer, data):
     class Spoil(L.pytorch.Callback):
         def on_after_backward(self, trainer, module):
