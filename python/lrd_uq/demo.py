@@ -136,8 +136,7 @@ def train_and_score(spec: Spec) -> Scored:
         start = time.monotonic()
         trainer.fit(module, datamodule=data)
         trained = time.monotonic()
-    torch.manual_seed(spec.seed)  # for the dropout masks
-    found = evaluate(module.method, module.net, data.part("test"), spec.samples, spec.ranks)
+    found = evaluate(module.method, module.net, data.part("test"), spec.samples, spec.ranks, seed=spec.seed)
     validation = float(trainer.callback_metrics["val_log_prob"])
     filtered = int(trainer.callback_metrics["filtered_steps"])
     return Scored(found, validation, trained - start, time.monotonic() - trained, filtered)

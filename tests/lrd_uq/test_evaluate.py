@@ -46,13 +46,11 @@ def dense_log_prob(mean, covariance, target, mask):
 def test_rows_are_those_of_dense_matrices(small, images_at_once):
     net, batch = small
     method, T = Dropout(), 6
-    torch.manual_seed(3)
-    found = evaluate(method, net, batch, T, (3, 50), images_at_once)
-    torch.manual_seed(3)
+    found = evaluate(method, net, batch, T, (3, 50), images_at_once, seed=3)
     target, mask = batch.target.flatten(1), batch.mask.flatten(1)
     for begin in range(0, 4, images_at_once):
         some = slice(begin, begin + images_at_once)
-        means, factors, diags = collect(method, net, batch.input[some], T, mask[some])
+        means, factors, diags = collect(method, net, batch.input[some], T, mask[some], seed=3)
         for i in range(means.shape[1]):
             n = begin + i
             mu, P, D = means[:, i].double(), factors[:, i].double(), diags[:, i].double()

@@ -69,13 +69,15 @@ class Method:
         """Called once after the last step, with the training batches. Results must be stored in the network's state."""
 
     def sample_predictions(
-        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
+        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:
         """Yields T predictions for inputs `x` [B, ...], each with mean [B, S], from T draws of the weights.
 
         Args:
             mask: bool [B, S], True where an output exists.
             chunk: predictions per forward pass, if the method supports it; uses more memory.
+            seed: seed of the draws. Prediction t of an item depends only on the seed, t and the item: not on T, `chunk`
+                or the other items of the batch, nor on torch's random state.
         """
         yield self.expected(net)(x, mask)
 
@@ -119,6 +121,7 @@ def predict_joint(
     mask: Tensor | None = None,
     chunk: int = 1,
     parts: bool = True,
+    seed: int = 0,
 ) -> lrd.JointNormal:
     """One Gaussian from T predictions for inputs `x` [B, ...]: mean [B, S], factor [B, S, rank], diagonal [B, S].
 
@@ -136,6 +139,7 @@ def predict_joint(
         mask: bool [B, S], True where an output exists; the others get mean 0, variance 1 and no correlation.
         chunk: predictions per forward pass (see `Method.sample_predictions`).
         parts: whether to compute the aleatoric and the epistemic part as well.
+        seed: seed of the draws (see `Method.sample_predictions`).
 
     Examples:
         >>> from lrd_uq.bayes import Dropout, predict_joint
@@ -147,7 +151,7 @@ def predict_joint(
         (torch.Size([1, 784, 16]), torch.Size([1, 784]))
     """
     joint = lrd.JointAccumulator(rank)
-    for prediction in method.sample_predictions(net, x, T, mask=mask, chunk=chunk):
+    for prediction in method.sample_predictions(net, x, T, mask=mask, chunk=chunk, seed=seed):
         joint.update(*prediction)
     return joint.finalize(parts=parts, validate_args=False)
 

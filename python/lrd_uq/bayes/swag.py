@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lrd_uq.bayes.base import Method, Predict, predict_with
+from lrd_uq.bayes.noise import generator
 from lrd_uq.heads import Gaussian, Output
 from lrd_uq.nets import GaussianNet
 
@@ -59,13 +60,15 @@ class SwagNet(nn.Module):
         self.deviations[int(count) % len(self.deviations)] = weights - self.mean
         self.count += 1
 
-    def draw(self) -> Tensor:
+    def draw(self, generator: torch.Generator) -> Tensor:
         """A draw of all trainable weights: [n]."""
         used = min(int(self.count), len(self.deviations))
         spread = (self.square - self.mean.square()).clamp(min=0).sqrt()
-        noise = torch.randn(used, device=self.mean.device)
+        device = self.mean.device
+        noise = torch.randn(used, device=device, generator=generator)
         along = noise @ self.deviations[:used] / math.sqrt(max(used - 1, 1))
-        return self.mean + (spread * torch.randn_like(spread) + along) / math.sqrt(2)
+        own = spread * torch.randn(len(spread), device=device, generator=generator)
+        return self.mean + (own + along) / math.sqrt(2)
 
 
 class Swag(Method):
@@ -119,11 +122,11 @@ class Swag(Method):
             _of(net).snapshot()
 
     def sample_predictions(
-        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
+        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:
         own = self._with_snapshots(net)
-        for _ in range(T):
-            yield predict_with(own.net, own.by_name(own.draw()), x, mask)
+        for t in range(T):
+            yield predict_with(own.net, own.by_name(own.draw(generator(x.device, seed, t))), x, mask)
 
     def expected(self, net: nn.Module) -> Predict:
         own = self._with_snapshots(net)

@@ -68,9 +68,9 @@ class Predictions(NamedTuple):
     diags: Tensor  # [T, B, S]
 
 
-def collect(method: Method, net: nn.Module, x: Tensor, T: int, mask: Tensor | None) -> Predictions:
+def collect(method: Method, net: nn.Module, x: Tensor, T: int, mask: Tensor | None, seed: int = 0) -> Predictions:
     """Stacks T predictions for inputs `x` [B, ...], for scores that need all of them at once."""
-    means, factors, diags = zip(*method.sample_predictions(net, x, T, mask=mask), strict=True)
+    means, factors, diags = zip(*method.sample_predictions(net, x, T, mask=mask, seed=seed), strict=True)
     stacked = torch.stack([factor.mT for factor in factors]).mT  # stays rank-major
     return Predictions(torch.stack(means), stacked, torch.stack(diags))
 
@@ -83,6 +83,7 @@ def evaluate(
     T: int = 64,
     ranks: Sequence[int] = (),
     images_at_once: int | None = None,
+    seed: int = 0,
 ) -> Evaluation:
     """Scores a network on a batch of N images, a few at a time: a row for each kind of prediction, with log p [N].
 
@@ -94,6 +95,8 @@ def evaluate(
         ranks: also score the joint Gaussian truncated to these ranks, with the dropped variance folded into the
             diagonal and without.
         images_at_once: None for at most 25, limited so that their predictions hold at most `MAX_NUMBERS` numbers.
+            The scores do not depend on it.
+        seed: seed of the draws (see `Method.sample_predictions`).
 
     Examples:
         >>> from lrd_uq.bayes import Dropout
@@ -118,7 +121,7 @@ def evaluate(
         assert target is not None
         target = head.flat(target)
         mask = torch.ones_like(target, dtype=torch.bool) if mask is None else head.flat(mask)
-        predictions = collect(method, net, x, T, mask)
+        predictions = collect(method, net, x, T, mask, seed)
         own = eval_predictor(method.members(net)[0])(x, mask)
         unexplained.append(unexplained_error(own.factor, torch.where(mask, target - own.mean, 0)))
         for row in _predictives(predictions, target, mask, ranks):
