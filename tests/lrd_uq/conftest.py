@@ -7,7 +7,7 @@ pytest.importorskip("lightning")
 pytest.importorskip("mlxtend")
 
 from lrd_uq.data.inpainting import DigitInpainting
-from lrd_uq.data.order import EpochSeeds
+from lrd_uq.data.order import BatchSeeds
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import LowRankHead
 from lrd_uq.nets import DigitsUNet, wrap
@@ -32,13 +32,13 @@ def make_net():
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    """Builds a trainer without output, seeded by epoch."""
+    """Builds a trainer without output, seeded by batch."""
 
     def make(steps, *callbacks, logger=False, **options):
         settings = {"accelerator": "cpu", "max_epochs": -1, "gradient_clip_val": 1.0, "num_sanity_val_steps": 0}
         settings |= {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
         settings |= {"default_root_dir": tmp_path, "log_every_n_steps": 1, **options}
-        return L.pytorch.Trainer(max_steps=steps, logger=logger, callbacks=[EpochSeeds(0), *callbacks], **settings)
+        return L.pytorch.Trainer(max_steps=steps, logger=logger, callbacks=[BatchSeeds(0), *callbacks], **settings)
 
     return make
 

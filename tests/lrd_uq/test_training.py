@@ -1,5 +1,6 @@
 """The training step and its callbacks: phases, monitors, filtered gradients, resuming, several processes."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from lrd_uq import checkpoints, runs
 from lrd_uq.bayes import Dropout, Ensemble, Variational
+from lrd_uq.data.inpainting import DigitInpainting
 from lrd_uq.data.order import ResumableBatchSampler
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import DiagonalHead, LowRankHead, MeanHead, Output
@@ -156,50 +158,134 @@ def test_nothing_of_a_step_outlives_it(make_net, make_trainer, data):
     assert module.latest is None
 
 
-def test_epochs_train_on_different_batches(make_net, make_trainer, data):
+def test_epochs_train_on_different_batches_and_noise(make_net, make_trainer, data):
     class Watch(L.pytorch.Callback):
         seen = ()
+        seeds = ()
 
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
             self.seen = (*self.seen, float(batch.target.sum()))
+            self.seeds = (*self.seeds, torch.initial_seed())
 
     watch = Watch()
     make_trainer(16, watch).fit(JointUncertainty(make_net()), datamodule=data)  # of 5 steps an epoch
     order = ResumableBatchSampler(128, 16, 16, 0)
     wanted = [float(data.part("train").target[batch].sum()) for batch in order]
     assert list(watch.seen) == wanted
-    assert len(set(watch.seen)) == 16
+    assert len(set(watch.seen)) == len(set(watch.seeds)) == 16
 
 
 METHODS = {"dropout": Dropout, "variational": Variational, "ensemble": lambda: Ensemble(2)}
+SCHEDULES = {
+    "every epoch": {},
+    "within epochs": {"val_check_interval": 2},
+    "every third epoch": {"check_val_every_n_epoch": 3},
+    "across epochs": {"val_check_interval": 3, "check_val_every_n_epoch": None},
+    "never": {"limit_val_batches": 0},
+    "sanity check": {"num_sanity_val_steps": 2},
+}
+
+
+class Interrupt(L.pytorch.Callback):
+    """Ends a training before a step by an error, as a kill would, or after a batch, as max_time does."""
+
+    def __init__(self, killed=-1, stopped=-1):
+        self.killed, self.stopped = killed, stopped
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.killed:
+            raise KeyError("killed")
+
+    def on_train_batch_end(self, trainer, *_):
+        if self.stopped >= 0 and trainer.fit_loop.total_batch_idx >= self.stopped:
+            trainer.should_stop = True
+
+
+def run_in_parts(build, make_trainer, data, folder, *interrupts, steps=15, phases=(), **options):
+    """The state after a training that each of `interrupts` interrupts once."""
+    for number, interrupt in enumerate((*interrupts, Interrupt())):
+        torch.manual_seed(99 + number)  # the noise of a new process
+        module = build()
+        callbacks = [*phases, *runs.callbacks(folder, 0)[1:], GradientFilter(), CovarianceMonitor(), interrupt]
+        plugins = [checkpoints.CheckpointFiles()]
+        trainer = make_trainer(steps, *callbacks, enable_checkpointing=True, plugins=plugins, **options)
+        found = checkpoints.newest(folder)
+        with contextlib.suppress(KeyError):
+            trainer.fit(module, datamodule=data, ckpt_path=found and found.path)
+    assert trainer.global_step == checkpoints.newest(folder).content["global_step"]
+    return module.state_dict()
+
+
+def assert_same(wanted, found):
+    for (key, value), other in zip(wanted.items(), found.values(), strict=True):
+        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, key
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_stopped_and_resumed_is_as_never_stopped(name, make_net, make_trainer, data, tmp_path):
+def test_killed_and_resumed_is_as_never_stopped(name, make_net, make_trainer, data, tmp_path):
     def build():
         return JointUncertainty(make_net(dropout=0.3 if name == "dropout" else 0.0), METHODS[name]())
 
-    def trainer(folder, *more):
-        callbacks = [*runs.callbacks(folder, 0)[1:], GradientFilter(), CovarianceMonitor(), *more]
-        phases = Phases([Phase(0, rank=0), Phase(7, rank=4)])
-        return make_trainer(15, phases, *callbacks, enable_checkpointing=True, plugins=[checkpoints.CheckpointFiles()])
+    phases = [Phases([Phase(0, rank=0), Phase(7, rank=4)])]
+    whole = run_in_parts(build, make_trainer, data, tmp_path / "whole", phases=phases)
+    parts = run_in_parts(build, make_trainer, data, tmp_path / "parts", Interrupt(12), phases=phases)
+    assert_same(whole, parts)
 
-    class Stop(L.pytorch.Callback):
-        def on_train_batch_start(self, trainer, *_):
-            if trainer.global_step == 12:  # amid the third epoch
-                raise KeyError("killed")
 
-    whole, parts = build(), build()
-    trainer(tmp_path / "whole").fit(whole, datamodule=data)
-    with pytest.raises(KeyError, match="killed"):
-        trainer(tmp_path / "parts", Stop()).fit(parts, datamodule=data)
-    torch.manual_seed(99)  # the noise of a new process
-    resumed = build()
-    found = checkpoints.newest(tmp_path / "parts")
-    assert found.path.name == "last.ckpt"
-    trainer(tmp_path / "parts").fit(resumed, datamodule=data, ckpt_path=found.path)
-    for (key, wanted), got in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
-        assert torch.equal(wanted, got) if isinstance(wanted, torch.Tensor) else wanted == got, key
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """Weights of uninterrupted runs, by the options that change them."""
+    return {}
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_weights_do_not_depend_on_validation_or_interruptions(
+    schedule, batches, make_net, make_trainer, data, tmp_path, uninterrupted
+):
+    """Kills, and stops in the middle of an epoch of five batches, with `batches` per step."""
+
+    def build():
+        return JointUncertainty(make_net(dropout=0.3), Dropout())
+
+    options = {"accumulate_grad_batches": batches}
+    if batches not in uninterrupted:
+        uninterrupted[batches] = run_in_parts(build, make_trainer, data, tmp_path / "whole", steps=8, **options)
+    interrupts = [Interrupt(killed=4), Interrupt(stopped=7), Interrupt(stopped=9), Interrupt(killed=7)]
+    more = {**options, **SCHEDULES[schedule]}
+    parts = run_in_parts(build, make_trainer, data, tmp_path / "parts", *interrupts, steps=8, **more)
+    assert_same(uninterrupted[batches], parts)
+
+
+@pytest.mark.slow
+def test_resumed_run_with_worker_processes_and_a_limit_of_epochs(make_net, make_trainer, tmp_path):
+    """Worker processes are given batches ahead, and max_epochs makes lightning load the data before the checkpoint."""
+    data = DigitInpainting(train=64, val=20, test=12, batch_size=16, steps_per_epoch=3)
+    data.workers = 2
+    options = {"max_epochs": 4, "steps": -1}
+
+    def build():
+        return JointUncertainty(make_net(dropout=0.3), Dropout())
+
+    whole = run_in_parts(build, make_trainer, data, tmp_path / "whole", **options)
+    parts = run_in_parts(
+        build, make_trainer, data, tmp_path / "parts", Interrupt(killed=4), Interrupt(stopped=6), **options
+    )
+    assert_same(whole, parts)
+
+
+def test_log_of_a_resumed_run_has_the_right_steps(make_net, make_trainer, data, tmp_path):
+    def build():
+        return JointUncertainty(make_net(), Dropout())
+
+    for interrupt in (Interrupt(killed=7), Interrupt(stopped=7), Interrupt()):
+        run = [*runs.callbacks(tmp_path, 0)[1:], interrupt]
+        found = checkpoints.newest(tmp_path)
+        settings = {"enable_checkpointing": True, "plugins": [checkpoints.CheckpointFiles()]}
+        trainer = make_trainer(12, *run, logger=[MetricsLog(tmp_path)], val_check_interval=2, **settings)
+        with contextlib.suppress(KeyError):
+            trainer.fit(build(), datamodule=data, ckpt_path=found and found.path)
+    assert read_metrics(tmp_path)["loss"][0] == [*range(12)]
 
 
 @pytest.mark.slow

@@ -69,11 +69,10 @@ def sampler_arguments(trainer: L.pytorch.Trainer | None) -> dict[str, Any]:
     return {"position": lambda: loop.total_batch_idx + 1, **places}
 
 
-class EpochSeeds(L.pytorch.Callback):
-    """Seeds torch's random numbers (dropout, weight draws) from (seed, epoch, process) at the start of every epoch.
+class BatchSeeds(L.pytorch.Callback):
+    """Seeds torch's random numbers before every batch, from the seed, the number of the batch and the process.
 
-    With `ResumableBatchSampler` and a checkpoint after every epoch, a run that was killed and resumed ends with the
-    same weights as an uninterrupted one.
+    The weights of a run therefore do not depend on when it is validated, interrupted and resumed.
 
     Args:
         seed: seed of the run.
@@ -82,6 +81,9 @@ class EpochSeeds(L.pytorch.Callback):
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def on_train_epoch_start(self, trainer: L.pytorch.Trainer, pl_module: L.pytorch.LightningModule) -> None:
-        # An odd multiplier keeps neighbouring seeds and epochs apart; processes draw different noise.
-        torch.manual_seed((self.seed * 1_000_003 + trainer.current_epoch * 1_009 + trainer.global_rank) % 2**63)
+    def on_train_batch_start(
+        self, trainer: L.pytorch.Trainer, pl_module: L.pytorch.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        number = trainer.fit_loop.total_batch_idx  # over all epochs
+        # An odd multiplier keeps neighbouring seeds and batches apart; processes draw different noise.
+        torch.manual_seed((self.seed * 1_000_003 + number * 1_009 + trainer.global_rank) % 2**63)

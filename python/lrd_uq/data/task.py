@@ -191,6 +191,8 @@ class Task(L.pytorch.LightningDataModule):
         order = ResumableBatchSampler(
             len(items), self.batch_size, self.steps_per_epoch, self.seed, **sampler_arguments(self.trainer)
         )
+        # Lightning does not know that this order goes on where a checkpoint in the middle of an epoch left it.
+        warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         return self._loader(items, batch_sampler=order)
 
     def val_dataloader(self) -> DataLoader:
