@@ -1,5 +1,6 @@
 """Train, evaluate and inspect networks with low-rank Gaussian outputs.
 
+    lrd-uq configs                                           # list the configs that come with the package
     lrd-uq fit --config digits_dropout --run runs/dropout    # train; after an interruption, the same command resumes
     lrd-uq evaluate --run runs/dropout                       # score the test data
     lrd-uq predict --run runs/dropout --images folder        # predict every picture of a folder
@@ -44,6 +45,7 @@ class Stopped(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands = {
+        "configs": configs,
         "fit": fit,
         "evaluate": evaluate,
         "predict": predict,
@@ -72,8 +74,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def configs(words: list[str]) -> None:
+    """Lists the configs that come with the package."""
+    from lrd_uq.shipped import described_configs
+
+    if words:
+        raise ValueError(f"configs takes no arguments; got {' '.join(words)}")
+    known = described_configs()
+    for name, what in known.items():
+        print(f"{name:{max(map(len, known))}}  {what}")
+
+
 def fit(words: list[str]) -> None:
     """Trains a network, or resumes an interrupted run. Raises unless the last step is trained and saved."""
+    from lrd_uq.shipped import fit_help
+
+    if words in (["--help"], ["-h"]) and (text := fit_help()) is not None:
+        print(text, end="")
+        return
+
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
     from lrd_uq import checkpoints, settings, storage
@@ -166,7 +185,7 @@ def evaluate(words: list[str]) -> None:
     from lrd_uq import runs, storage
 
     options = {"samples": (int, 64), "ranks": (list[int], [8, 16, 32, 64, 128]), "part": (str, "test")}
-    cli = _trained(words, options)
+    cli = _trained("evaluate", words, options)
     folder = Path(cli.config["run"])
     torch.manual_seed(cli.config["seed_everything"])
     module, batch = cli.model, cli.datamodule.part(cli.config["part"])
@@ -198,7 +217,7 @@ def predict(words: list[str]) -> None:
     from lrd_uq.predict import predict_folder
 
     options = {"images": (str, None), "output": (str, "predictions"), "samples": (int, 64), "rank": (int, 64)}
-    cli = _trained(words, options)
+    cli = _trained("predict", words, options)
     chosen = cli.config
     torch.manual_seed(chosen["seed_everything"])
     sizes = (chosen["samples"], chosen["rank"])
@@ -221,10 +240,15 @@ def panel(words: list[str]) -> None:
         "rank": (int, 64),
         "part": (str, "test"),
     }
-    cli = _trained(words, options)
+    cli = _trained("panel", words, options)
     chosen, data = cli.config, cli.datamodule
     torch.manual_seed(chosen["seed_everything"])
     dataset, sizes = data.dataset(chosen["part"]), (chosen["samples"], chosen["rank"])
+    missing = [i for i in chosen["items"] if not 0 <= i < len(dataset)]
+    if missing:
+        raise ValueError(
+            f"there is no item {missing[0]}: the {chosen['part']} data has {len(dataset)}, from 0 to {len(dataset) - 1}"
+        )
     items = [dataset[i] for i in chosen["items"]]
     if data.style is None:
         head = cli.model.heads[0]
@@ -242,7 +266,7 @@ def diagnose(words: list[str]) -> None:
     from lrd_uq.heads import DiagonalHead
     from lrd_uq.metrics import read_metrics
 
-    cli = _trained(words, {"part": (str, "val")})
+    cli = _trained("diagnose", words, {"part": (str, "val")})
     folder = Path(cli.config["run"])
     gaussian, _, mask = cli.model.predict_gaussian(cli.datamodule.part(cli.config["part"]))
     head = cli.model.heads[0]
@@ -265,17 +289,24 @@ def demo(words: list[str]) -> None:
     run_demo(words)
 
 
-def _trained(words: list[str], options: Options) -> LightningCLI:
+def _trained(command: str, words: list[str], options: Options) -> LightningCLI:
     """Model, data and trainer with the settings of a run, and the trained weights."""
-    from lrd_uq import runs, settings
+    from lrd_uq import runs, settings, shipped
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--run=") else [word])]
-    if "--run" in words[:-1] and "--config" not in words and "--help" not in words:
+    asks_help = "--help" in words or "-h" in words
+    if "--run" not in words[:-1] and not asks_help:
+        raise ValueError("--run is missing: the folder of a run, which `lrd-uq fit --run` makes")
+    if not shipped.names_config(words) and not asks_help:
         saved = Path(words[words.index("--run") + 1]) / "config.yaml"
         if not saved.exists():
             raise FileNotFoundError(f"{saved.parent} is not a run: it has no config.yaml")
         words = ["--config", str(saved), *words]
-    cli = settings.configure(words, options)
+    cli = settings.configure(words, options, command=command)
+    for name in {"samples", "rank", "ranks"} & set(options):
+        chosen = cli.config[name]
+        if min(chosen if isinstance(chosen, list) else [chosen], default=1) < 1:
+            raise ValueError(f"{name} must be at least 1; got {chosen}")
     runs.load_weights(cli.model, Path(cli.config["run"]))
     return cli
 

@@ -12,6 +12,9 @@ import lrd_kernels as lrd
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import DiagonalHead
 from lrd_uq.module import JointUncertainty, Step
+from lrd_uq.nets import SplitNet
+from lrd_uq.nppc import NppcObjective
+from lrd_uq.phases import Phases
 
 AT_FLOOR = 1.01  # variances up to this multiple of eps count as being at the floor
 
@@ -72,13 +75,13 @@ class CovarianceMonitor(L.pytorch.Callback):
             return
         found = health(pl_module.latest)
         pl_module.log_dict({name: value.float() for name, value in found.items()})
-        for kind, message in self.problems(found):
+        for kind, message in self.problems(found, remedy(trainer, pl_module)):
             if kind not in self._warned:
                 self._warned.add(kind)
                 warnings.warn(f"step {trainer.global_step}: {message}", stacklevel=1)  # attributed to this module
 
-    def problems(self, found: dict[str, Tensor]) -> list[tuple[str, str]]:
-        """Kind and message of each limit that is exceeded."""
+    def problems(self, found: dict[str, Tensor], remedy: str) -> list[tuple[str, str]]:
+        """Kind and message of each limit that is exceeded; `remedy` is for a factor that runs away."""
         messages = []
         ratio = float(found["trace_ratio"])
         if not ratio <= self.most_trace:  # also true for NaN
@@ -86,8 +89,7 @@ class CovarianceMonitor(L.pytorch.Callback):
                 (
                     "trace",
                     f"the low-rank part runs away: its trace is {float(found['low_rank_trace']):.3g}, {ratio:.1f} times"
-                    " the squared residuals that it should explain. Raise factor_penalty, or start with a phase of rank"
-                    " 0",
+                    f" the squared residuals that it should explain. {remedy}",
                 )
             )
         condition = float(found["capacitance_condition"])
@@ -100,6 +102,24 @@ class CovarianceMonitor(L.pytorch.Callback):
                 )
             )
         return messages
+
+
+def remedy(trainer: L.pytorch.Trainer, module: JointUncertainty) -> str:
+    """What to change so that the low-rank part does not run away, in the settings of this training."""
+    objective, member = module.objective, module.method.members(module.net)[0]
+    changes = []
+    if isinstance(objective, NppcObjective):
+        if not isinstance(member, SplitNet):
+            changes.append("predict the mean by a network of its own (lrd_uq.nets.SplitNet)")
+    elif objective.factor_penalty > 0:
+        changes.append(f"raise factor_penalty above {objective.factor_penalty:g}")
+    else:
+        changes.append("set factor_penalty above 0, for example to 0.01")
+    first = next((c.phases[0] for c in trainer.callbacks if isinstance(c, Phases)), None)  # type: ignore[attr-defined]
+    longer = first is not None and first.rank == 0
+    changes.append("make the phase of rank 0 longer" if longer else "start with a phase of rank 0 (lrd_uq.phases)")
+    text = ", or ".join([*changes, f"lower learning_rate below {module.learning_rate:g}"])
+    return text[0].upper() + text[1:]
 
 
 @torch.no_grad()

@@ -14,11 +14,11 @@ from PIL import Image
 from realdata import colours, write_celeba, write_chairs, write_nyu
 
 import lrd_kernels as lrd
-from lrd_uq import cli, settings
+from lrd_uq import cli, settings, shipped
 from lrd_uq.data import load_digits
 from lrd_uq.metrics import read_metrics
 
-CONFIGS = settings.shipped_configs()
+CONFIGS = shipped.shipped_configs()
 SMALL = ["--data.init_args.train", "64", "--data.init_args.val", "20", "--data.init_args.test", "12"]
 SHORT = ["--data.init_args.steps_per_epoch", "3", "--trainer.max_steps", "6", "--trainer.log_every_n_steps", "1"]
 SHORT += ["--trainer.enable_progress_bar", "false", "--trainer.num_sanity_val_steps", "0"]
@@ -121,7 +121,7 @@ def test_there_is_a_config_for_every_method():
 
 
 def _text(config):
-    return (settings.CONFIGS / f"{config}.yaml").read_text()
+    return (shipped.CONFIGS / f"{config}.yaml").read_text()
 
 
 @pytest.fixture(scope="module")
