@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lrd_uq.data.batch import Batch
-from lrd_uq.data.files import BrokenFile, pictures_of
+from lrd_uq.data.files import pictures_of
 from lrd_uq.data.order import ResumableBatchSampler, sampler_arguments
+from lrd_uq.data.reading import BrokenFile
 from lrd_uq.extra import lightning as L
 from lrd_uq.styles import Style
 
