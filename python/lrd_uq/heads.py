@@ -100,9 +100,9 @@ class MeanHead(nn.Module):
 
     def forward(self, features: Tensor) -> Output:
         """The raw parameters for features [B, channels, ...], or in the layout of `features_last`."""
-        # Densities need float32, even if the backbone ran in lower precision.
+        # Densities need float32, even if the backbone or the weights have a lower precision.
         with torch.autocast(features.device.type, enabled=False):
-            return self._emit(self.positions_last(features).to(self.mean_weight.dtype))
+            return self._emit(self.positions_last(features).to(density_dtype(self.mean_weight.dtype)))
 
     def _emit(self, features: Tensor) -> Output:
         mean = self._affine(self.mean_weight, self.mean_bias, features)
@@ -110,7 +110,7 @@ class MeanHead(nn.Module):
 
     @staticmethod
     def _affine(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-        return torch.baddbmm(bias[:, None], _expand(weight, features), features).flatten(1)  # [B, S]
+        return torch.baddbmm(bias[:, None].to(features), _expand(weight, features), features).flatten(1)  # [B, S]
 
     def positions_last(self, tensor: Tensor) -> Tensor:
         """Reshapes a tensor in the layout of the features to [B, C, positions], as a view where possible."""
@@ -308,6 +308,11 @@ class LowRankHead(DiagonalHead):
         return (0.5 * diag.log().sum(-1) - white) / count
 
 
+def density_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a network of this dtype computes densities: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def existing(values: Tensor, mask: Tensor | None) -> Tensor:
     """`values` [B, S] with 0 for outputs that do not exist, which may hold any value, including NaN.
 
@@ -336,4 +341,4 @@ def gram_schmidt(factor: Tensor) -> Tensor:
 
 def _expand(weight: Tensor, features: Tensor) -> Tensor:
     """The weight as a batched view, because a `matmul` of a 2-d with a 3-d tensor would transpose the features."""
-    return weight.expand(len(features), *weight.shape)
+    return weight.to(features.dtype).expand(len(features), *weight.shape)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 import lrd_kernels as lrd
 from lrd_uq.bayes.base import Method
 from lrd_uq.data.batch import Batch
+from lrd_uq.data.loading import named
+from lrd_uq.data.order import one_pass
 from lrd_uq.extra import lightning as L
 from lrd_uq.extra import torchmetrics
 from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output
-from lrd_uq.nets import GaussianNet, SplitNet
+from lrd_uq.nets import GaussianNet, SplitNet, batch_for
 from lrd_uq.objectives import Losses, Objective
 
 
@@ -78,7 +82,9 @@ class JointUncertainty(L.pytorch.LightningModule):
         self.objective = own if objective is None else objective
         self.learning_rate, self.warmup, self.weight_decay = learning_rate, warmup, weight_decay
         self.latest: Step | None = None  # of the current step
-        self.val_log_prob = torchmetrics.MeanMetric()
+        self.val_log_prob = torchmetrics.MeanMetric(nan_strategy="disable")  # NaN stays NaN
+        self.val_failed: list[int] = []  # items of this validation whose log-likelihood is not finite
+        self._validated = 0  # items so far
         self.val_rmse = torchmetrics.MeanSquaredError(squared=False)
 
     @property
@@ -98,7 +104,14 @@ class JointUncertainty(L.pytorch.LightningModule):
         if bayesian is not None:
             self.method.activate(self.net, bayesian)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def setup(self, stage: str) -> None:
+        plugin = self.trainer.precision_plugin
+        if isinstance(plugin, L.pytorch.plugins.precision.HalfPrecision):
+            # It would round the targets, too. `batch_for` converts the inputs.
+            plugin.convert_input = lambda data: data  # type: ignore[method-assign]
+
+    def training_step(self, given: Any, batch_idx: int) -> Tensor:
+        batch = batch_for(self.net, given)
         losses = [self._member_losses(member, batch) for member in self.method.members(self.net)]
         # Summed, not averaged, so that each member gets the gradients that it would get on its own.
         total = torch.stack([loss.total for loss in losses]).sum()
@@ -122,9 +135,20 @@ class JointUncertainty(L.pytorch.LightningModule):
         return self.objective(member.head, output, target, mask)
 
     def _training_items(self) -> int:
+        dataset: Any = self._training_loader().dataset
+        try:
+            return len(dataset)
+        except TypeError as error:
+            raise TypeError(
+                "the KL divergence of the weights is shared among the training items: give the data set,"
+                f" {type(dataset).__name__}, a __len__"
+            ) from error
+
+    def _training_loader(self) -> DataLoader:
         loader = self.trainer.train_dataloader
-        assert loader is not None
-        return len(loader.dataset)
+        if not isinstance(loader, DataLoader):
+            raise TypeError(f"this method needs a DataLoader of the training items; got {type(loader).__name__}")
+        return loader
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.latest = None  # callbacks are done with it: release the S x R factor
@@ -136,11 +160,8 @@ class JointUncertainty(L.pytorch.LightningModule):
 
     def _training_batches(self) -> Iterator[Batch]:
         """One pass over the training items, on the device of the module."""
-        loader: Any = self.trainer.train_dataloader
-        items, size = loader.dataset, loader.batch_sampler.batch
-        for begin in range(0, len(items), size):
-            batch = items.__getitems__(range(begin, min(begin + size, len(items))))
-            yield self.transfer_batch_to_device(batch, self.device, 0)
+        for batch in one_pass(self._training_loader(), self.trainer.num_training_batches):
+            yield batch_for(self.net, batch)
 
     def configure_gradient_clipping(
         self,
@@ -156,23 +177,38 @@ class JointUncertainty(L.pytorch.LightningModule):
         for member in self.method.members(self.net):  # each member by its own norm
             torch.nn.utils.clip_grad_norm_(member.parameters(), gradient_clip_val)
 
-    def predict_gaussian(self, batch: Batch) -> tuple[Gaussian, Tensor, Tensor | None]:
+    def predict_gaussian(self, given: Any) -> tuple[Gaussian, Tensor, Tensor | None]:
         """A cheap prediction for monitoring: first member, expected weights. Also target [B, S] and mask [B, S]."""
+        batch = batch_for(self.net, given)
         member = self.method.members(self.net)[0]
         mask = None if batch.mask is None else member.head.flat(batch.mask)
         return member.gaussian(batch.input, mask), member.head.flat(batch.target), mask
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        gaussian, target, mask = self.predict_gaussian(batch)
+    def on_validation_epoch_start(self) -> None:
+        self.val_failed, self._validated = [], 0
+
+    def validation_step(self, given: Any, batch_idx: int) -> None:
+        gaussian, target, mask = self.predict_gaussian(given)
         distribution = gaussian.distribution()
         log_prob = lrd.log_prob(
             target, distribution.loc, distribution.cov_factor, distribution.cov_diag, mask=mask, on_failure="nan"
         )
         self.val_log_prob.update(log_prob)
+        self.val_failed += [self._validated + i for i in (~log_prob.isfinite()).nonzero()[:, 0].tolist()]
+        self._validated += len(log_prob)
         chosen = (gaussian.mean, target) if mask is None else (gaussian.mean[mask], target[mask])
         self.val_rmse.update(*chosen)
         self.log("val_log_prob", self.val_log_prob, on_epoch=True, prog_bar=True)
         self.log("val_rmse", self.val_rmse, on_epoch=True)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_failed", float(len(self.val_failed)), sync_dist=True, reduce_fx="sum")
+        if self.val_failed:
+            warnings.warn(
+                f"the log-likelihood of {len(self.val_failed)} of {self._validated} validation items is not a number:"
+                f" {named(self.val_failed)}. val_log_prob includes them, so it is not one either",
+                stacklevel=1,
+            )
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate, weight_decay=self.weight_decay)

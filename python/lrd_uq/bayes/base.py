@@ -161,3 +161,18 @@ def predict_with(net: GaussianNet, weights: Mapping[str, Tensor], x: Tensor, mas
     """The prediction in evaluation mode, with some parameters replaced by name."""
     with eval_mode(net):
         return net.head.gaussian(functional_call(net, dict(weights), (x,)), mask)
+
+
+def keep_precision(
+    module: nn.Module,
+    apply: Callable[[Callable[[Tensor], Tensor], bool], nn.Module],
+    fn: Callable[[Tensor], Tensor],
+    recurse: bool,
+) -> nn.Module:
+    """Applies `nn.Module._apply`, such as a conversion to bfloat16, without rounding the module's own buffers."""
+    before = dict(module.named_buffers(recurse=False))
+    apply(fn, recurse)
+    for name, buffer in module.named_buffers(recurse=False):
+        if buffer.dtype.itemsize < before[name].dtype.itemsize:
+            setattr(module, name, before[name].to(buffer.device))
+    return module

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import lrd_kernels as lrd
-from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor, predict_with
+from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor, keep_precision, predict_with
 from lrd_uq.bayes.noise import generator
 from lrd_uq.data.batch import Batch
 from lrd_uq.heads import Gaussian, Output
@@ -30,6 +30,9 @@ class LaplaceNet(nn.Module):
         self.net = net
         n = net.head.outputs * (net.head.channels + 1)
         self.register_buffer("tril", torch.zeros(n, n, dtype=torch.float64))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        return keep_precision(self, super()._apply, fn, recurse)
 
     def forward(self, x: Tensor) -> Output:
         return self.net(x)

@@ -54,7 +54,9 @@ def dropout_masks(net: nn.Module, generators: Sequence[torch.Generator]) -> Iter
             return values
         size = len(values) if rows == 1 else 1
         shape = values.shape[1:] if isinstance(layer, PER_ELEMENT) else (*values.shape[1:2], *(1,) * (values.dim() - 2))
-        uniform = [torch.rand(size, *shape, generator=one, device=values.device) for one in generators]
+        uniform = [
+            torch.rand(size, *shape, generator=one, device=values.device, dtype=torch.float32) for one in generators
+        ]
         return _dropped(layer, values, torch.cat(uniform) >= layer.p)
 
     with ExitStack() as hooks:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from lrd_uq.extra import lightning as L
 
@@ -58,6 +68,35 @@ class ResumableBatchSampler(Sampler[list[int]]):
     def _permutation(self, number: int) -> list[int]:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
         return torch.randperm(self.items, generator=generator).tolist()
+
+
+WHOLE = (SequentialSampler, RandomSampler, DistributedSampler)  # samplers of all items of a data set
+
+
+def one_pass(loader: DataLoader, batches_of_epoch: float = math.inf) -> Iterator[Any]:
+    """Batches of every item of a loader once, in order.
+
+    If the loader has a sampler of its own, or reads a stream, these are the batches of an epoch.
+
+    Raises:
+        TypeError: if the loader reads a stream that may have no end.
+    """
+    sampler, size, most = loader.batch_sampler, None, None
+    if isinstance(loader.dataset, IterableDataset):
+        if batches_of_epoch == math.inf:
+            raise TypeError(
+                "one pass over the training items is needed, but the stream may have no end: give the data set,"
+                f" {type(loader.dataset).__name__}, a __len__, or set limit_train_batches of the trainer"
+            )
+        most = int(batches_of_epoch)
+    elif isinstance(sampler, ResumableBatchSampler):
+        size = sampler.batch
+    elif type(sampler) is BatchSampler and type(sampler.sampler) in WHOLE:
+        size = sampler.batch_size
+    if size is not None:
+        options: dict[str, Any] = {"collate_fn": loader.collate_fn, "num_workers": loader.num_workers}
+        loader = DataLoader(loader.dataset, batch_size=size, **options)
+    yield from itertools.islice(loader, most)
 
 
 def sampler_arguments(trainer: L.pytorch.Trainer | None) -> dict[str, Any]:

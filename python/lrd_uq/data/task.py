@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lrd_uq.data.batch import Batch
+from lrd_uq.data.batch import Batch, as_batch, collate
 from lrd_uq.data.files import pictures_of
 from lrd_uq.data.order import ResumableBatchSampler, sampler_arguments
 from lrd_uq.data.reading import BrokenFile
@@ -85,12 +85,13 @@ class LazyItems(Dataset[Batch]):
         return self.kept[index]
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        found = [item for item in map(self._item, indices) if item is not None]
+        found = [item for item in map(self.item_or_none, indices) if item is not None]
         if not found:
             raise BrokenFile(f"of the items {list(indices)}, none can be read")
         return collate(found)
 
-    def _item(self, index: int) -> Batch | None:
+    def item_or_none(self, index: int) -> Batch | None:
+        """An item; None, with a warning, for a broken one that is skipped."""
         try:
             return self[index]
         except BrokenFile as error:
@@ -100,10 +101,36 @@ class LazyItems(Dataset[Batch]):
             return None
 
 
-def collate(items: Sequence[Batch]) -> Batch:
-    """Stacks items into a batch."""
-    inputs, targets, masks = zip(*items, strict=True)
-    return Batch(torch.stack(inputs), torch.stack(targets), None if masks[0] is None else torch.stack(masks))
+class OwnItems(Dataset[Batch]):
+    """The items of any data set with `__len__` and `__getitem__`.
+
+    Args:
+        items: each item is `(input, target)`, `(input, target, mask)`, or a dict (see `as_batch`), of tensors, arrays
+            or numbers.
+
+    Examples:
+        >>> from lrd_uq.data.task import OwnItems
+        >>> OwnItems([(torch.zeros(3), torch.zeros(1)), (torch.ones(3), torch.ones(1))]).__getitems__([1, 0]).target
+        tensor([[1.],
+                [0.]])
+    """
+
+    def __init__(self, items: Any) -> None:
+        if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
+            raise TypeError(
+                f"a data set must have __len__ and __getitem__; got {type(items).__name__}. Without a task, the trainer"
+                " takes any DataLoader: trainer.fit(module, loader)"
+            )
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Batch:
+        return as_batch(self.items[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        return collate([self[index] for index in indices])
 
 
 Datasets = tuple[Dataset[Batch], Dataset[Batch], Dataset[Batch]]  # training, validation, test
@@ -156,6 +183,28 @@ class Task(L.pytorch.LightningDataModule):
         self.batch_size, self.steps_per_epoch, self.seed, self.workers = batch_size, steps_per_epoch, seed, workers
         self._datasets: Datasets | None = None
 
+    @classmethod
+    def of_datasets(cls, train: Any, val: Any, test: Any, **settings: Any) -> Task:
+        """A task of three data sets of your own.
+
+        Args:
+            train, val, test: data sets with `__len__` and `__getitem__`. Each item is `(input, target)`,
+                `(input, target, mask)`, or a dict (see `lrd_uq.data.as_batch`).
+            settings: those of `Task`.
+
+        Examples:
+            >>> from lrd_uq.data.task import Task
+            >>> pairs = [(torch.zeros(3), torch.ones(1)) for _ in range(40)]
+            >>> Task.of_datasets(pairs, pairs[:5], pairs[:7], batch_size=8).part("test").target.shape
+            torch.Size([7, 1])
+        """
+        task = cls(**settings)
+        train, val, test = (
+            part if isinstance(part, (Items, LazyItems)) else OwnItems(part) for part in (train, val, test)
+        )
+        task._datasets = train, val, test
+        return task
+
     def datasets(self) -> Datasets:
         """Training, validation and test items; `__getitems__` of each must return a `Batch`."""
         raise NotImplementedError
@@ -181,10 +230,10 @@ class Task(L.pytorch.LightningDataModule):
         assert self._datasets is not None
         return self._datasets[PARTS.index(part)]
 
-    def part(self, name: str) -> Batch:
-        """All items of "train", "val" or "test" as one batch."""
+    def part(self, name: str, items: Sequence[int] | None = None) -> Batch:
+        """Some items of "train", "val" or "test" as one batch; None for all of them, which have to fit into memory."""
         dataset = self.dataset(name)
-        return dataset.__getitems__(range(len(dataset)))
+        return dataset.__getitems__(range(len(dataset)) if items is None else items)
 
     def train_dataloader(self) -> DataLoader:
         """Training batches, in an order that depends only on the seed and the step."""
