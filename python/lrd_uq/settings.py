@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrd_uq import runs
+from lrd_uq import imports, runs
 from lrd_uq.checkpoints import CheckpointFiles
 from lrd_uq.extra import lightning as L
 from lrd_uq.metrics import MetricsLog
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 USAGE = "lrd-uq {} [--config CONFIG] [--run RUN] [options]"
 DESCRIPTION = """Options of the command come first. The others are settings of the run: those of --model and --data as
 in the class that they name, those of --trainer as in lightning.pytorch.Trainer. Commands other than fit read them from
-the run."""
+the run. A config can name classes of lightning, lrd_kernels, lrd_uq, monai, torch.nn and torch.optim; --allow-imports
+PACKAGE, or the environment variable LRD_ALLOW_IMPORTS, allows others."""
 HELP_WIDTH = "100"
 HIDDEN_WARNINGS = (
     "LightningCLI's args parameter is intended",
@@ -95,20 +96,23 @@ def configure(
 
     description = f"{DESCRIPTION} Configs that come with the package: {', '.join(shipped_configs())}."
     quiet_lightning()
+    arguments, packages = imports.taken_out(arguments)
+    allowed = [*packages, *imports.named_by_caller(arguments)]
     parser = {"default_config_files": [str(BASE)], "usage": USAGE.format(command), "description": description}
     try:
-        return Configured(
-            JointUncertainty,
-            datamodule_class=None,
-            subclass_mode_data=True,
-            args=with_config_paths(arguments),
-            run=False,
-            save_config_callback=None,
-            seed_everything_default=0,
-            parser_kwargs={**parser, "exit_on_error": False, "allow_abbrev": False},
-        )
+        with imports.only(allowed):
+            return Configured(
+                JointUncertainty,
+                datamodule_class=None,
+                subclass_mode_data=True,
+                args=with_config_paths(arguments),
+                run=False,
+                save_config_callback=None,
+                seed_everything_default=0,
+                parser_kwargs={**parser, "exit_on_error": False, "allow_abbrev": False},
+            )
     except ArgumentError as error:
-        message = " ".join(str(error).split())
+        message = imports.explained(" ".join(str(error).split()))
         if "arguments are required" in message and not names_config(arguments):
             message += ". A config sets them: --config NAME, where NAME is a file or one of those of `lrd-uq configs`"
         raise ValueError(message) from error

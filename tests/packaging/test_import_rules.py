@@ -118,6 +118,7 @@ UQ_MAY_IMPORT = {
     "evaluate.tables": {"data.loading", "evaluate.region_sum", "evaluate.rows"},
     "extra": set(),
     "heads": set(),
+    "imports": set(),
     "lock": set(),
     "metrics": {"extra", "storage"},
     "module": {"bayes.base", "data.batch", "data.loading", "data.order", "extra", "heads", "nets", "objectives"},
@@ -129,7 +130,7 @@ UQ_MAY_IMPORT = {
     "plots": {"data.batch", "styles"},
     "predict": {"bayes", "data.batch", "data.task", "module", "plots"},
     "runs": {"checkpoints", "data.order", "extra", "lock", "metrics", "storage"},
-    "settings": {"checkpoints", "extra", "metrics", "module", "runs"},
+    "settings": {"checkpoints", "extra", "imports", "metrics", "module", "runs"},
     "storage": set(),
     "styles": set(),
 }
@@ -147,10 +148,11 @@ UQ_OUTSIDE = {
     "data.table": {"sklearn", "torch"},
     "demo": {"lightning", "torch"},
     "extra": {"lightning", "torchmetrics"},
+    "imports": {"jsonargparse"},
     "nets": {"monai", "torch"},
     "plots": {"matplotlib", "torch"},
     "predict": {"numpy", "torch"},
-    "settings": {"lightning"},
+    "settings": {"jsonargparse", "lightning"},
     "styles": {"matplotlib", "numpy", "torch"},
 }
 
