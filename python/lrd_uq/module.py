@@ -20,7 +20,7 @@ from lrd_uq.extra import lightning as L
 from lrd_uq.extra import torchmetrics
 from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output
 from lrd_uq.nets import GaussianNet, SplitNet, batch_for
-from lrd_uq.objectives import Losses, Objective
+from lrd_uq.objectives import Losses, Objective, check_weights
 
 
 class Step(NamedTuple):
@@ -45,13 +45,17 @@ class JointUncertainty(L.pytorch.LightningModule):
     Args:
         net: backbone and head.
         method: the distribution over the weights; None for a deterministic network.
-        alpha: weight of the low-rank likelihood relative to the identity term.
-        factor_penalty: weight of the penalty on the factor.
+        alpha: weight of the low-rank likelihood relative to the identity term; None for 0.125.
+        factor_penalty: weight of the penalty on the factor; None for 0.01.
         learning_rate: peak of a one-cycle schedule over all steps.
-        warmup: fraction of the steps before the peak.
+        warmup: fraction of the steps before the peak; at least two steps.
         weight_decay: weight decay of AdamW.
-        objective: replaces `Objective(alpha, factor_penalty)`. The default detaches the mean in the likelihood when
-            `net` is a `SplitNet`.
+        objective: replaces `Objective(alpha, factor_penalty)`, and has its own weights. The default detaches the mean
+            in the likelihood when `net` is a `SplitNet`.
+
+    Raises:
+        ValueError: for alpha or factor_penalty beside an objective, which would ignore them, and for numbers out of
+            range.
 
     Examples:
         >>> from lrd_uq.bayes import Dropout
@@ -68,20 +72,34 @@ class JointUncertainty(L.pytorch.LightningModule):
         self,
         net: GaussianNet,
         method: Method | None = None,
-        alpha: float = 0.125,
-        factor_penalty: float = 0.01,
+        alpha: float | None = None,
+        factor_penalty: float | None = None,
         learning_rate: float = 5e-3,
         warmup: float = 0.1,
         weight_decay: float = 0.0,
         objective: Objective | None = None,
     ) -> None:
         super().__init__()
-        own = Objective(alpha, factor_penalty, separate_mean=isinstance(net, SplitNet))
+        weights = {"alpha": alpha, "factor_penalty": factor_penalty}
+        given = {name: weight for name, weight in weights.items() if weight is not None}
+        if objective is not None and given:
+            raise ValueError(
+                f"{type(objective).__name__} ignores {' and '.join(given)} of the model: set the weights of the"
+                " objective instead"
+            )
+        check_weights(learning_rate=learning_rate, weight_decay=weight_decay)
         self.method = Method() if method is None else method
+        if not 0 <= warmup < (self.method.constant_from or 1):
+            constant = "" if self.method.constant_from is None else ", at which SWAG's constant learning rate starts"
+            raise ValueError(
+                f"warmup must be a fraction of the steps, from 0 to below {self.method.constant_from or 1}{constant};"
+                f" got {warmup}"
+            )
         self.net = self.method.prepare(net)
+        own = Objective(**given, separate_mean=isinstance(net, SplitNet))
         self.objective = own if objective is None else objective
         self.learning_rate, self.warmup, self.weight_decay = learning_rate, warmup, weight_decay
-        self.latest: Step | None = None  # of the current step
+        self.latest: list[Step] = []  # of the current step, one of each member
         self.val_log_prob = torchmetrics.MeanMetric(nan_strategy="disable")  # NaN stays NaN
         self.val_failed: list[int] = []  # items of this validation whose log-likelihood is not finite
         self._validated = 0  # items so far
@@ -96,7 +114,7 @@ class JointUncertainty(L.pytorch.LightningModule):
         """Applies the settings of a training phase; None keeps the current value."""
         for head in self.heads:
             if rank is not None:
-                head.rank_in_use = head.rank if rank < 0 else min(rank, head.rank)
+                head.rank_in_use = rank
             if eps is not None and isinstance(head, DiagonalHead):
                 head.eps = eps
         if alpha is not None:
@@ -110,16 +128,22 @@ class JointUncertainty(L.pytorch.LightningModule):
             # It would round the targets, too. `batch_for` converts the inputs.
             plugin.convert_input = lambda data: data  # type: ignore[method-assign]
 
+    def on_fit_start(self) -> None:
+        clip = self.trainer.gradient_clip_val
+        if clip is not None and not clip >= 0:
+            raise ValueError(f"gradient_clip_val must be 0 or above, where 0 and None do not clip; got {clip}")
+
     def training_step(self, given: Any, batch_idx: int) -> Tensor:
         batch = batch_for(self.net, given)
+        self.latest = []
         losses = [self._member_losses(member, batch) for member in self.method.members(self.net)]
         # Summed, not averaged, so that each member gets the gradients that it would get on its own.
         total = torch.stack([loss.total for loss in losses]).sum()
-        kl = self.method.kl(self.net)
+        kl = self.method.kl(self.net, self.objective.alpha)
         if kl is not None:
-            assert self.latest is not None
-            outputs = self.latest.target.numel() if self.latest.mask is None else self.latest.mask.sum()
-            per_item = outputs / len(self.latest.target)
+            step = self.latest[0]
+            outputs = step.target.numel() if step.mask is None else step.mask.sum()
+            per_item = outputs / len(step.target)
             total = total + kl / (self._training_items() * per_item)
             self.log("kl", kl.detach())
         self.log("loss", total.detach() / len(losses))
@@ -131,7 +155,8 @@ class JointUncertainty(L.pytorch.LightningModule):
         output = member(batch.input)
         target = member.head.flat(batch.target)
         mask = None if batch.mask is None else member.head.flat(batch.mask)
-        self.latest = Step(member.head, Output(*(None if t is None else t.detach() for t in output)), target, mask)  # type: ignore[arg-type]
+        detached = Output(*(None if t is None else t.detach() for t in output))  # type: ignore[arg-type]
+        self.latest.append(Step(member.head, detached, target, mask))
         return self.objective(member.head, output, target, mask)
 
     def _training_items(self) -> int:
@@ -151,7 +176,7 @@ class JointUncertainty(L.pytorch.LightningModule):
         return loader
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.latest = None  # callbacks are done with it: release the S x R factor
+        self.latest = []  # callbacks are done with it: release the S x R factors
         self.method.after_step(self.net, self.trainer.global_step, self.trainer.estimated_stepping_batches)
 
     def on_train_epoch_end(self) -> None:
@@ -169,7 +194,7 @@ class JointUncertainty(L.pytorch.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        if gradient_clip_val is None:
+        if not gradient_clip_val:  # None or 0: off
             return
         if gradient_clip_algorithm not in (None, "norm"):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -178,11 +203,14 @@ class JointUncertainty(L.pytorch.LightningModule):
             torch.nn.utils.clip_grad_norm_(member.parameters(), gradient_clip_val)
 
     def predict_gaussian(self, given: Any) -> tuple[Gaussian, Tensor, Tensor | None]:
-        """A cheap prediction for monitoring: first member, expected weights. Also target [B, S] and mask [B, S]."""
+        """A cheap prediction for monitoring: one of each member with its expected weights, several of them as one
+        joint Gaussian. Also target [B, S] and mask [B, S]."""
         batch = batch_for(self.net, given)
-        member = self.method.members(self.net)[0]
-        mask = None if batch.mask is None else member.head.flat(batch.mask)
-        return member.gaussian(batch.input, mask), member.head.flat(batch.target), mask
+        members = self.method.members(self.net)
+        head = members[0].head
+        mask = None if batch.mask is None else head.flat(batch.mask)
+        gaussians = [member.gaussian(batch.input, mask) for member in members]
+        return together(gaussians), head.flat(batch.target), mask
 
     def on_validation_epoch_start(self) -> None:
         self.val_failed, self._validated = [], 0
@@ -233,3 +261,13 @@ class JointUncertainty(L.pytorch.LightningModule):
             return level + (1 - level) * 0.5 * (1 + math.cos(math.pi * fallen))
 
         return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+
+
+def together(gaussians: list[Gaussian]) -> Gaussian:
+    """The joint Gaussian of several predictions for the same items; a single one as it is."""
+    if len(gaussians) == 1:
+        return gaussians[0]
+    means, factors, diags = zip(*gaussians, strict=True)
+    stacked = torch.stack([factor.mT for factor in factors]).mT  # stays rank-major
+    joint = lrd.joint(torch.stack(means), stacked, torch.stack(diags), parts=False, validate_args=False)
+    return Gaussian(joint.loc, joint.cov_factor, joint.cov_diag)

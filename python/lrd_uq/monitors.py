@@ -69,11 +69,11 @@ class CovarianceMonitor(L.pytorch.Callback):
         self, trainer: L.pytorch.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, JointUncertainty)
-        if pl_module.latest is None or not isinstance(pl_module.latest.head, DiagonalHead):
+        if not pl_module.latest or not isinstance(pl_module.latest[0].head, DiagonalHead):
             return
         if trainer.global_step % self.every:
             return
-        found = health(pl_module.latest)
+        found = health_of(pl_module.latest)
         pl_module.log_dict({name: value.float() for name, value in found.items()})
         for kind, message in self.problems(found, remedy(trainer, pl_module)):
             if kind not in self._warned:
@@ -120,6 +120,18 @@ def remedy(trainer: L.pytorch.Trainer, module: JointUncertainty) -> str:
     changes.append("make the phase of rank 0 longer" if longer else "start with a phase of rank 0 (lrd_uq.phases)")
     text = ", or ".join([*changes, f"lower learning_rate below {module.learning_rate:g}"])
     return text[0].upper() + text[1:]
+
+
+def health_of(steps: list[Step]) -> dict[str, Tensor]:
+    """`health` over all members of an ensemble: maxima for condition numbers, singular values and the ratio of traces,
+    means for the others."""
+    all_found = [health(step) for step in steps]
+    worst = ("condition_upper", "capacitance_condition", "largest_singular_value", "trace_ratio")
+    found = {}
+    for name in all_found[0]:
+        values = torch.stack([one[name] for one in all_found])
+        found[name] = values.max() if name in worst else values.mean()
+    return found
 
 
 @torch.no_grad()

@@ -110,8 +110,9 @@ class Progress(L.pytorch.callbacks.ProgressBar):
 
 def training_nats(trainer: L.pytorch.Trainer, module: JointUncertainty) -> float | None:
     """The log-likelihood of the current training batch, per item."""
-    step, loss = module.latest, trainer.callback_metrics.get("low_rank")  # a negative log-likelihood per output
-    if step is None or step.output.raw_diag is None or loss is None:
+    loss = trainer.callback_metrics.get("low_rank")  # a negative log-likelihood per output, the mean over members
+    if not module.latest or module.latest[0].output.raw_diag is None or loss is None:
         return None
+    step = module.latest[0]
     outputs = step.target.numel() if step.mask is None else int(step.mask.sum())
     return -float(loss) * outputs / len(step.target)

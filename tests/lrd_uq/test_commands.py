@@ -152,7 +152,7 @@ def advice(make_trainer, module, *callbacks):
 
 
 def test_advice_fits_the_config_in_use(make_net, make_trainer):
-    diagonal_first = Phases([Phase(0, rank=0), Phase(0.15, rank=-1)])
+    diagonal_first = Phases([Phase(0, rank=0), Phase(0.15)])
     plain = advice(make_trainer, JointUncertainty(make_net(), factor_penalty=0.02, learning_rate=1e-3))
     assert plain.startswith("Raise factor_penalty above 0.02, or start with a phase of rank 0")
     assert plain.endswith("lower learning_rate below 0.001")

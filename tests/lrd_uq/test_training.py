@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from interrupted import Interrupt, assert_same, run_in_parts
 
 from lrd_uq import checkpoints, runs
 from lrd_uq.bayes import Dropout, Ensemble, Variational
@@ -25,7 +26,7 @@ class Record(L.pytorch.Callback):
         self.seen = []
 
     def on_train_batch_end(self, trainer, module, *_):
-        head, factor = module.heads[0], module.latest.output.factor
+        head, factor = module.heads[0], module.latest[0].output.factor
         self.seen.append((factor.shape[-1], module.objective.alpha, head.eps, module.net.backbone.drop_inner.p))
 
 
@@ -35,7 +36,7 @@ def test_phases_go_from_diagonal_to_low_rank_to_bayesian(make_net, make_trainer,
         [
             Phase(0, rank=0, alpha=0.0625, bayesian=False),
             Phase(3, rank=2),
-            Phase(0.6, rank=-1, alpha=0.125, eps=0.0025, bayesian=True, ramp=1),
+            Phase(0.6, alpha=0.125, eps=0.0025, bayesian=True, ramp=1),
         ]
     )
     module = JointUncertainty(make_net(dropout=0.3), Dropout())
@@ -46,7 +47,7 @@ def test_phases_go_from_diagonal_to_low_rank_to_bayesian(make_net, make_trainer,
     assert [seen[3] for seen in record.seen] == [0.0] * 6 + [0.3] * 4
 
 
-@pytest.mark.parametrize("phases", [[], [Phase(2)], [Phase(0), Phase(-1)]])
+@pytest.mark.parametrize("phases", [[], [Phase(2)]])
 def test_phases_must_begin_at_the_start(phases):
     with pytest.raises(ValueError, match="must start at 0"):
         Phases(phases)
@@ -137,9 +138,7 @@ def test_healthy_training_is_not_warned_of(make_net, make_trainer, data):
 
 @pytest.mark.parametrize("head", [MeanHead, DiagonalHead], ids=lambda head: head.__name__)
 def test_baselines_train_with_the_same_callbacks(head, make_net, make_trainer, data):
-    trainer = make_trainer(
-        5, CovarianceMonitor(every=1), GradientFilter(), Phases([Phase(0, rank=0), Phase(2, rank=8)])
-    )
+    trainer = make_trainer(5, CovarianceMonitor(every=1), GradientFilter(), Phases([Phase(0, rank=0), Phase(2)]))
     trainer.fit(JointUncertainty(make_net(head=head(8))), datamodule=data)
     assert trainer.callback_metrics["val_log_prob"].isfinite()
     assert trainer.callback_metrics["val_rmse"] > 0
@@ -155,7 +154,7 @@ def test_short_runs_have_a_schedule_too(steps, make_net, make_trainer, data):
 def test_nothing_of_a_step_outlives_it(make_net, make_trainer, data):
     module = JointUncertainty(make_net())
     make_trainer(2).fit(module, datamodule=data)
-    assert module.latest is None
+    assert module.latest == []
 
 
 def test_epochs_train_on_different_batches_and_noise(make_net, make_trainer, data):
@@ -184,41 +183,6 @@ SCHEDULES = {
     "never": {"limit_val_batches": 0},
     "sanity check": {"num_sanity_val_steps": 2},
 }
-
-
-class Interrupt(L.pytorch.Callback):
-    """Ends a training before a step by an error, as a kill would, or after a batch, as max_time does."""
-
-    def __init__(self, killed=-1, stopped=-1):
-        self.killed, self.stopped = killed, stopped
-
-    def on_train_batch_start(self, trainer, *_):
-        if trainer.global_step == self.killed:
-            raise KeyError("killed")
-
-    def on_train_batch_end(self, trainer, *_):
-        if self.stopped >= 0 and trainer.fit_loop.total_batch_idx >= self.stopped:
-            trainer.should_stop = True
-
-
-def run_in_parts(build, make_trainer, data, folder, *interrupts, steps=15, phases=(), **options):
-    """The state after a training that each of `interrupts` interrupts once."""
-    for number, interrupt in enumerate((*interrupts, Interrupt())):
-        torch.manual_seed(99 + number)  # the noise of a new process
-        module = build()
-        callbacks = [*phases, *runs.callbacks(folder, 0)[1:], GradientFilter(), CovarianceMonitor(), interrupt]
-        plugins = [checkpoints.CheckpointFiles()]
-        trainer = make_trainer(steps, *callbacks, enable_checkpointing=True, plugins=plugins, **options)
-        found = checkpoints.newest(folder)
-        with contextlib.suppress(KeyError):
-            trainer.fit(module, datamodule=data, ckpt_path=found and found.path)
-    assert trainer.global_step == checkpoints.newest(folder).content["global_step"]
-    return module.state_dict()
-
-
-def assert_same(wanted, found):
-    for (key, value), other in zip(wanted.items(), found.values(), strict=True):
-        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, key
 
 
 @pytest.mark.parametrize("name", METHODS)

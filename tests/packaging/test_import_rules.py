@@ -126,7 +126,7 @@ UQ_MAY_IMPORT = {
     "nets": {"data.batch", "heads"},
     "nppc": {"heads", "objectives"},
     "objectives": {"heads"},
-    "phases": {"extra", "heads", "module"},
+    "phases": {"bayes.base", "extra", "heads", "module"},
     "plots": {"data.batch", "styles"},
     "predict": {"bayes", "data.batch", "data.task", "module", "plots"},
     "runs": {"checkpoints", "data.order", "extra", "lock", "metrics", "storage"},

@@ -58,8 +58,11 @@ class Method:
     def activate(self, net: nn.Module, on: bool) -> None:
         """Turns the sampling of weights during training on or off."""
 
-    def kl(self, net: nn.Module) -> Tensor | None:
-        """Weighted KL divergence of the weights from their prior in nats, for the whole training set; None without."""
+    def kl(self, net: nn.Module, alpha: float) -> Tensor | None:
+        """Weighted KL divergence of the weights from their prior in nats, for the whole training set; None without.
+
+        `alpha` is the weight of the likelihood in the objective at this step.
+        """
         return None
 
     def after_step(self, net: nn.Module, step: int, steps: float) -> None:

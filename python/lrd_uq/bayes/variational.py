@@ -94,9 +94,8 @@ class Variational(Method):
 
     Args:
         prior_std: prior standard deviation of every weight.
-        kl_weight: weight of the KL divergence. The objective weights the likelihood by alpha, 0.125 by default; with
-            the same value here the two have the proportions of the evidence lower bound. With 1, the prior outweighs
-            the data of the digits configs.
+        kl_weight: weight of the KL divergence; None for the alpha of the objective at every step, by which the two have
+            the proportions of the evidence lower bound. With 1, the prior outweighs the data of the digits configs.
         initial_std: initial standard deviation of every weight.
 
     It raises ValueError for a backbone without convolutions and linear layers.
@@ -112,7 +111,7 @@ class Variational(Method):
         [(1, 784), (1, 784)]
     """
 
-    def __init__(self, prior_std: float = 0.1, kl_weight: float = 0.125, initial_std: float = 0.01) -> None:
+    def __init__(self, prior_std: float = 0.1, kl_weight: float | None = None, initial_std: float = 0.01) -> None:
         self.prior_std, self.kl_weight, self.initial_std = prior_std, kl_weight, initial_std
 
     def prepare(self, net: GaussianNet) -> nn.Module:
@@ -127,9 +126,10 @@ class Variational(Method):
         for layer in layers(net):
             layer.noise = "activations" if on else "none"
 
-    def kl(self, net: nn.Module) -> Tensor | None:
+    def kl(self, net: nn.Module, alpha: float) -> Tensor | None:
         active = [layer.kl() for layer in layers(net) if layer.noise != "none"]
-        return self.kl_weight * torch.stack(active).sum() if active else None
+        weight = alpha if self.kl_weight is None else self.kl_weight
+        return weight * torch.stack(active).sum() if active else None
 
     @torch.no_grad()
     def sample_predictions(
