@@ -206,7 +206,7 @@ def test_photographs_of_the_parts_do_not_overlap():
     assert mask.float().mean() == 0.25
     assert target.std() > 0.05
     assert torch.equal(data.part("train").target, target)  # the same whenever it is asked for
-    assert not torch.equal(NaturalPictures(size=(24, 24), train=4, seed=1).part("train").target, target)
+    assert not torch.equal(NaturalPictures(size=(24, 24), train=4, split_seed=1).part("train").target, target)
 
 
 def test_flow_of_moving_layers_is_exact():

@@ -34,8 +34,9 @@ class FlowTask(Task):
         steps_per_epoch: int | None = None,
         seed: int = 0,
         workers: int = 0,
+        split_seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, steps_per_epoch, seed, workers)
+        super().__init__(batch_size, steps_per_epoch, seed, workers, split_seed)
         self.size, self.unit = (int(size[0]), int(size[1])), unit
 
     def item(self, first: Tensor, second: Tensor, flow: Tensor, known: Tensor) -> Batch:
@@ -84,6 +85,7 @@ class FlyingChairs(FlowTask):
         train, val, test: maximum number of items of each part; None for all.
         on_broken: "refuse" (raise an error) or "skip" pairs that cannot be read.
         batch_size, steps_per_epoch, seed, workers: see `Task`.
+        split_seed: see `Task`; None for 42. A file that names all three parts leaves nothing for it to choose.
     """
 
     def __init__(
@@ -100,8 +102,10 @@ class FlyingChairs(FlowTask):
         steps_per_epoch: int | None = None,
         seed: int = 42,
         workers: int = 0,
+        split_seed: int | None = None,
     ) -> None:
         super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers)
+        self.chosen_seed = split_seed
         self.folder, self.split_file, self.on_broken = Path(folder), split, on_broken
         self.most = (train, val, test)
 
@@ -119,8 +123,9 @@ class FlyingChairs(FlowTask):
         return found
 
     def split(self, count: int) -> tuple[list[int], list[int], list[int]]:
+        seed = 42 if self.chosen_seed is None else self.chosen_seed
         if self.split_file is None:
-            return random_split(count, self.seed, 0.8, 0.1)
+            return random_split(count, seed, 0.8, 0.1)
         path = Path(self.split_file)
         words = [" ".join(line) for line in read_lines(path)]
         if len(words) != count or set(words) - {"1", "2", "3"}:
@@ -130,8 +135,10 @@ class FlyingChairs(FlowTask):
             )
         train, val, test = ([i for i, word in enumerate(words) if word == part] for part in "123")
         if not test:
-            kept, _, held_out = random_split(len(train), self.seed, 0.9, 0.0)
+            kept, _, held_out = random_split(len(train), seed, 0.9, 0.0)
             train, val, test = [train[i] for i in kept], [train[i] for i in held_out], val
+        elif self.chosen_seed is not None:
+            raise ValueError(f"split_seed has no effect: {path} says where every pair belongs")
         return train, val, test
 
     def pair(self, name: str) -> Batch:
@@ -155,7 +162,7 @@ class MovingLayers(FlowTask):
         layers: maximum number of pieces over the background.
         train, val, test: number of pairs of each part.
         test_on: "generated", or "motorcycle" for crops of a real stereo pair with measured disparities.
-        batch_size, steps_per_epoch, seed, workers: see `Task`.
+        batch_size, steps_per_epoch, seed, workers, split_seed: see `Task`.
     """
 
     def __init__(
@@ -171,9 +178,10 @@ class MovingLayers(FlowTask):
         steps_per_epoch: int | None = None,
         seed: int = 0,
         workers: int = 0,
+        split_seed: int = 0,
     ) -> None:
         motorcycle.check(test_on)
-        super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers)
+        super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers, split_seed)
         self.layers, self.counts, self.test_on = layers, (train, val, test), test_on
 
     def datasets(self) -> Datasets:
@@ -181,7 +189,7 @@ class MovingLayers(FlowTask):
 
     def pair(self, key: tuple[int, int]) -> Batch:
         part, number = key
-        generator = item_generator(self.seed, part, number)
+        generator = item_generator(self.split_seed, part, number)
         if part == 2 and self.test_on == "motorcycle":
             first, second, disparity, known = motorcycle.crop(self.size, generator)
             flow = torch.cat([-disparity, torch.zeros_like(disparity)])

@@ -160,8 +160,10 @@ class Task(L.pytorch.LightningDataModule):
     Args:
         batch_size: items per training step.
         steps_per_epoch: None for one pass over the training items.
-        seed: seed of the split and of the order of the training items.
+        seed: seed of the order of the training items.
         workers: number of processes that load items.
+        split_seed: seed of what the items of the three parts are, so that runs with different seeds are scored on the
+            same test items.
 
     Examples:
         >>> from lrd_uq.data import Batch
@@ -177,10 +179,16 @@ class Task(L.pytorch.LightningDataModule):
     style: Style | None = None  # how pictures of the task are drawn
 
     def __init__(
-        self, batch_size: int = 32, steps_per_epoch: int | None = None, seed: int = 0, workers: int = 0
+        self,
+        batch_size: int = 32,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        workers: int = 0,
+        split_seed: int = 0,
     ) -> None:
         super().__init__()
         self.batch_size, self.steps_per_epoch, self.seed, self.workers = batch_size, steps_per_epoch, seed, workers
+        self.split_seed = split_seed
         self._datasets: Datasets | None = None
 
     @classmethod
@@ -190,7 +198,7 @@ class Task(L.pytorch.LightningDataModule):
         Args:
             train, val, test: data sets with `__len__` and `__getitem__`. Each item is `(input, target)`,
                 `(input, target, mask)`, or a dict (see `lrd_uq.data.as_batch`).
-            settings: those of `Task`.
+            settings: those of `Task`, but for split_seed: there is nothing to split.
 
         Examples:
             >>> from lrd_uq.data.task import Task
@@ -198,6 +206,8 @@ class Task(L.pytorch.LightningDataModule):
             >>> Task.of_datasets(pairs, pairs[:5], pairs[:7], batch_size=8).part("test").target.shape
             torch.Size([7, 1])
         """
+        if "split_seed" in settings:
+            raise ValueError("of_datasets splits nothing, so that it takes no split_seed")
         task = cls(**settings)
         train, val, test = (
             part if isinstance(part, (Items, LazyItems)) else OwnItems(part) for part in (train, val, test)
