@@ -104,9 +104,10 @@ def fit(words: list[str]) -> None:
         config = cli.parser.dump(cli.config, skip_validation=True)
         refuse_other_settings(folder, config)
         found = checkpoints.newest(folder)
-        if found is not None:
-            checkpoints.set_aside(found.damaged)
-        storage.write_whole(folder / "config.yaml", config.encode())
+        if trainer.is_global_zero:
+            if found is not None:
+                checkpoints.set_aside(found.damaged)
+            storage.write_whole(folder / "config.yaml", config.encode())
         try:
             trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=found and found.path, weights_only=True)
         except SIGTERMException:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import lrd_kernels as lrd
+from lrd_uq import parallel
 from lrd_uq.bayes.base import Method
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.loading import named
@@ -105,6 +106,11 @@ class JointUncertainty(L.pytorch.LightningModule):
         self._validated = 0  # items so far
         self.val_rmse = torchmetrics.MeanSquaredError(squared=False)
 
+    def configure_model(self) -> None:
+        """Shards the network, if the strategy does; lightning calls it."""
+        if self.device_mesh is not None:
+            parallel.shard(self.method, self.net, self.device_mesh["data_parallel"])
+
     @property
     def heads(self) -> list[MeanHead]:
         """The head of each member."""
@@ -123,6 +129,8 @@ class JointUncertainty(L.pytorch.LightningModule):
             self.method.activate(self.net, bayesian)
 
     def setup(self, stage: str) -> None:
+        """Lightning calls it before it distributes the network."""
+        parallel.prepare(self.trainer.strategy)
         plugin = self.trainer.precision_plugin
         if isinstance(plugin, L.pytorch.plugins.precision.HalfPrecision):
             # It would round the targets, too. `batch_for` converts the inputs.
@@ -143,12 +151,14 @@ class JointUncertainty(L.pytorch.LightningModule):
         if kl is not None:
             step = self.latest[0]
             outputs = step.target.numel() if step.mask is None else step.mask.sum()
-            per_item = outputs / len(step.target)
+            share = torch.as_tensor(outputs / len(step.target), dtype=torch.float64, device=self.device)
+            per_item = self.trainer.strategy.reduce(share, reduce_op="mean")  # over the shares of all processes
             total = total + kl / (self._training_items() * per_item)
             self.log("kl", kl.detach())
-        self.log("loss", total.detach() / len(losses))
+        found = {"loss": total.detach() / len(losses)}
         for name in ("identity", "low_rank", "factor_loss"):
-            self.log(name, torch.stack([getattr(loss, name).detach() for loss in losses]).mean())
+            found[name] = torch.stack([getattr(loss, name).detach() for loss in losses]).mean()
+        self.log_dict(found, sync_dist=True)
         return total
 
     def _member_losses(self, member: GaussianNet, batch: Batch) -> Losses:
@@ -222,7 +232,9 @@ class JointUncertainty(L.pytorch.LightningModule):
             target, distribution.loc, distribution.cov_factor, distribution.cov_diag, mask=mask, on_failure="nan"
         )
         self.val_log_prob.update(log_prob)
-        self.val_failed += [self._validated + i for i in (~log_prob.isfinite()).nonzero()[:, 0].tolist()]
+        processes, process = self.trainer.world_size, self.trainer.global_rank  # each has every such item
+        failed = (~log_prob.isfinite()).nonzero()[:, 0].tolist()
+        self.val_failed += [(self._validated + i) * processes + process for i in failed]
         self._validated += len(log_prob)
         chosen = (gaussian.mean, target) if mask is None else (gaussian.mean[mask], target[mask])
         self.val_rmse.update(*chosen)

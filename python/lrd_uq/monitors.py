@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import lrd_kernels as lrd
+from lrd_uq import parallel
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import DiagonalHead
 from lrd_uq.module import JointUncertainty, Step
@@ -16,6 +17,7 @@ from lrd_uq.nets import SplitNet
 from lrd_uq.nppc import NppcObjective
 from lrd_uq.phases import Phases
 
+WORST = ("condition_upper", "capacitance_condition", "largest_singular_value")  # statistics that are maxima
 AT_FLOOR = 1.01  # variances up to this multiple of eps count as being at the floor
 
 
@@ -34,7 +36,7 @@ class GradientFilter(L.pytorch.Callback):
     def on_before_optimizer_step(
         self, trainer: L.pytorch.Trainer, pl_module: L.pytorch.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        self.filtered += lrd.filter_gradients(pl_module.parameters(), mode="skip") > 0
+        self.filtered += parallel.skip_bad_gradients(pl_module.parameters(), trainer.strategy)
         pl_module.log("filtered_steps", float(self.filtered))
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,8 +75,10 @@ class CovarianceMonitor(L.pytorch.Callback):
             return
         if trainer.global_step % self.every:
             return
-        found = health_of(pl_module.latest)
-        pl_module.log_dict({name: value.float() for name, value in found.items()})
+        found = health_of(pl_module.latest, trainer.strategy)
+        pl_module.log_dict(found)
+        if not trainer.is_global_zero:
+            return
         for kind, message in self.problems(found, remedy(trainer, pl_module)):
             if kind not in self._warned:
                 self._warned.add(kind)
@@ -122,15 +126,14 @@ def remedy(trainer: L.pytorch.Trainer, module: JointUncertainty) -> str:
     return text[0].upper() + text[1:]
 
 
-def health_of(steps: list[Step]) -> dict[str, Tensor]:
-    """`health` over all members of an ensemble: maxima for condition numbers, singular values and the ratio of traces,
+def health_of(steps: list[Step], strategy: Any) -> dict[str, Tensor]:
+    """`health` over all processes and all members of an ensemble: maxima for condition numbers, singular values and the ratio of traces,
     means for the others."""
-    all_found = [health(step) for step in steps]
-    worst = ("condition_upper", "capacitance_condition", "largest_singular_value", "trace_ratio")
+    all_found = [over_processes(health(step), strategy) for step in steps]
     found = {}
     for name in all_found[0]:
         values = torch.stack([one[name] for one in all_found])
-        found[name] = values.max() if name in worst else values.mean()
+        found[name] = values.max() if name in (*WORST, "trace_ratio") else values.mean()
     return found
 
 
@@ -148,6 +151,7 @@ def health(step: Step) -> dict[str, Tensor]:
     found = {
         "share_at_floor": at_floor.sum() / exists.sum().clamp(min=1),
         "low_rank_trace": trace.mean(),
+        "squared_residuals": residual.mean(),
         "trace_ratio": trace.mean() / residual.mean(),
         "condition_upper": lrd.condition_bounds(factor, diag, mask=step.mask)[1].max(),
         "capacitance_condition": lrd.capacitance_condition(factor, diag, mask=step.mask).max(),
@@ -156,3 +160,13 @@ def health(step: Step) -> dict[str, Tensor]:
     if factor.shape[-1]:
         found["largest_singular_value"] = lrd.truncate(factor, diag, 1, fold=False)[2].max()
     return found
+
+
+def over_processes(found: dict[str, Tensor], strategy: Any) -> dict[str, Tensor]:
+    """The statistics over the shares of all processes."""
+    reduced = {
+        name: strategy.reduce(value.float(), reduce_op="max" if name in WORST else "mean")
+        for name, value in found.items()
+    }
+    reduced["trace_ratio"] = reduced["low_rank_trace"] / reduced["squared_residuals"]
+    return reduced

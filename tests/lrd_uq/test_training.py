@@ -250,14 +250,3 @@ def test_log_of_a_resumed_run_has_the_right_steps(make_net, make_trainer, data, 
         with contextlib.suppress(KeyError):
             trainer.fit(build(), datamodule=data, ckpt_path=found and found.path)
     assert read_metrics(tmp_path)["loss"][0] == [*range(12)]
-
-
-@pytest.mark.slow
-def test_two_processes_train_together(make_net, make_trainer, data):
-    """Each process takes half of every batch; the mean of their gradients is that of the batch."""
-    alone, together, untrained = (JointUncertainty(make_net()) for _ in range(3))
-    make_trainer(4).fit(alone, datamodule=data)
-    make_trainer(4, strategy="ddp_fork", devices=2, use_distributed_sampler=False).fit(together, datamodule=data)
-    for wanted, got, before in zip(*(m.parameters() for m in (alone, together, untrained)), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=2e-4)
-        assert not torch.equal(got, before)

@@ -34,6 +34,7 @@ class ResumableBatchSampler(Sampler[list[int]]):
         position: returns the number of batches already used when an epoch begins. After a restart, lightning calls
             `set_epoch` too late for the first epoch, so the trainer is asked instead.
         process, processes: rank and world size in distributed training; each process takes its share of every batch.
+            The shares are equal, so that the mean of their gradients is the gradient of the batch.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class ResumableBatchSampler(Sampler[list[int]]):
         process: int = 0,
         processes: int = 1,
     ) -> None:
-        if not processes <= batch <= items:
-            raise ValueError(f"batch must be from {processes} to the number of training items, {items}; got {batch}")
+        if not 1 <= batch <= items:
+            raise ValueError(f"batch must be from 1 to the number of training items, {items}; got {batch}")
+        if batch % processes:
+            raise ValueError(f"batch must be a multiple of the number of processes, {processes}; got {batch}")
         if steps is not None and steps < 1:
             raise ValueError(f"steps_per_epoch must be at least 1; got {steps}")
         self.items, self.batch, self.seed = items, batch, seed
@@ -106,6 +109,15 @@ def sampler_arguments(trainer: L.pytorch.Trainer | None) -> dict[str, Any]:
     loop = trainer.fit_loop
     places = {"process": trainer.global_rank, "processes": trainer.world_size}
     return {"position": lambda: loop.total_batch_idx + 1, **places}
+
+
+def shared_batches(items: int, batch: int, trainer: L.pytorch.Trainer | None) -> list[range]:
+    """Batches, in order, of this process's share of all items: those of all processes together are all items."""
+    process, processes = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
+    if items < processes:
+        raise ValueError(f"each of {processes} processes needs an item to validate or test; there are {items}")
+    share = range(process, items, processes)
+    return [share[begin : begin + batch] for begin in range(0, len(share), batch)]
 
 
 class BatchSeeds(L.pytorch.Callback):

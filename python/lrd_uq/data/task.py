@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lrd_uq.data.batch import Batch, as_batch, collate
 from lrd_uq.data.files import pictures_of
-from lrd_uq.data.order import ResumableBatchSampler, sampler_arguments
+from lrd_uq.data.order import ResumableBatchSampler, sampler_arguments, shared_batches
 from lrd_uq.data.reading import BrokenFile
 from lrd_uq.extra import lightning as L
 from lrd_uq.styles import Style
@@ -257,11 +257,15 @@ class Task(L.pytorch.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         """Validation batches, in order."""
-        return self._loader(self.dataset("val"), batch_size=EVAL_BATCH_SIZE)
+        return self._in_order("val")
 
     def test_dataloader(self) -> DataLoader:
         """Test batches, in order."""
-        return self._loader(self.dataset("test"), batch_size=EVAL_BATCH_SIZE)
+        return self._in_order("test")
+
+    def _in_order(self, part: str) -> DataLoader:
+        items = self.dataset(part)
+        return self._loader(items, batch_sampler=shared_batches(len(items), EVAL_BATCH_SIZE, self.trainer))
 
     def _loader(self, items: Dataset[Batch], **options: Any) -> DataLoader:
         return DataLoader(items, collate_fn=_already_collated, num_workers=self.workers, **options)
