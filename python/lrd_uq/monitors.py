@@ -127,8 +127,8 @@ def remedy(trainer: L.pytorch.Trainer, module: JointUncertainty) -> str:
 
 
 def health_of(steps: list[Step], strategy: Any) -> dict[str, Tensor]:
-    """`health` over all processes and all members of an ensemble: maxima for condition numbers, singular values and the ratio of traces,
-    means for the others."""
+    """`health` over all processes and members of an ensemble: maxima for condition numbers, singular values and the
+    ratio of traces, means for the others."""
     all_found = [over_processes(health(step), strategy) for step in steps]
     found = {}
     for name in all_found[0]:

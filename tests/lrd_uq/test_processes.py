@@ -30,7 +30,7 @@ class Spoil(L.pytorch.Callback):
 
 def train(folder, module, data, make_trainer, *callbacks, steps=6, **options):
     folder.mkdir(exist_ok=True)
-    phases = Phases([Phase(0, rank=0), Phase(3, rank=-1)])  # the factor has no gradients in the first three steps
+    phases = Phases([Phase(0, rank=0), Phase(3, rank=4)])  # the factor has no gradients in the first three steps
     kept = runs.callbacks(folder, 0)[1:]
     watch = [phases, *callbacks, GradientFilter(), CovarianceMonitor(every=1), *kept]
     options = {"gradient_clip_val": CLIP, "logger": MetricsLog(folder), "use_distributed_sampler": False, **options}
