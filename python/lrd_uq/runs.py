@@ -113,7 +113,8 @@ def has_checkpoint(folder: Path) -> bool:
     return any((folder / name).exists() for name in (checkpoints.LAST, checkpoints.PREVIOUS))
 
 
-def load_weights(module: L.pytorch.LightningModule, folder: Path) -> None:
+def load_weights(module: L.pytorch.LightningModule, folder: Path) -> checkpoints.Found:
+    """Loads the weights of a run, and returns the checkpoint that they are from."""
     found = checkpoints.newest(folder)
     if found is None:
         raise FileNotFoundError(f"{folder} has no {checkpoints.LAST}: run `lrd-uq fit --run {folder}` first")
@@ -122,6 +123,7 @@ def load_weights(module: L.pytorch.LightningModule, folder: Path) -> None:
     except (KeyError, RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{found.path} does not fit the network of this run: {reason}") from error
+    return found
 
 
 def facts() -> dict[str, Any]:

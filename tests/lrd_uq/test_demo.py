@@ -62,7 +62,7 @@ def test_ordering_that_fails_is_said(tmp_path):
     """All rows are equal, except for the joint, which is below the expected weights."""
     keys = {"single", "diagonal", "expected", "joint", "mixture", "joint 8", "joint 8 unfolded"}
     rows = {key: Row(key, torch.arange(5.0) - 10 * (key == "joint"), torch.ones(5)) for key in keys}
-    scored = demo.Scored(Evaluation(rows, 0.1, 0.1, 0.5, None), 0.0, 1.0, 1.0, 0)
+    scored = demo.Scored(Evaluation(rows, 0.1, 0.1, 0.5, None, None), 0.0, 1.0, 1.0, 0)
     names = [spec.name for spec in demo.specs(tmp_path, 1, 0, 0, 2, 5)]
     lines = demo_report.write(tmp_path, dict.fromkeys(names, scored), {}, {"images": 5})
     wanted = "LR+D, MC dropout, joint, all columns above LR+D, MC dropout, expected weights (-10.0"

@@ -6,7 +6,7 @@ from lrd_uq.evaluate.region_sum import Calibration, calibration, standardised_su
 from lrd_uq.evaluate.rows import Evaluation, Row, evaluate
 from lrd_uq.evaluate.scores import ItemScores, collect, stream
 from lrd_uq.evaluate.sweep import kept_columns, key_of
-from lrd_uq.evaluate.tables import failures, markdown, summary, table
+from lrd_uq.evaluate.tables import failures, figures, markdown, summary, table
 
 __all__ = [
     "Calibration",
@@ -18,6 +18,7 @@ __all__ = [
     "collect",
     "evaluate",
     "failures",
+    "figures",
     "kept_columns",
     "key_of",
     "markdown",

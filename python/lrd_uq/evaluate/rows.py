@@ -66,7 +66,7 @@ class Evaluation(NamedTuple):
     mae: float
     unexplained: float
     no_expected: str | None
-    scores: ItemScores | None = None
+    scores: ItemScores
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 
 from lrd_uq.data.loading import named
 from lrd_uq.evaluate.region_sum import calibration
-from lrd_uq.evaluate.rows import Row
+from lrd_uq.evaluate.rows import Evaluation, Row
 
 HEADINGS = ("prediction", "log-likelihood", "sd over images", "RMS z of the sum", "90 % coverage")
 
@@ -63,6 +63,37 @@ def summary(row: Row) -> dict[str, Any]:
             parts = (None if part is None else part[good] for part in (row.log_probs, row.z, row.items))
             found["others"] = summary(Row(row.key, *parts))  # type: ignore[arg-type]
     return found
+
+
+def figures(found: Evaluation) -> dict[str, Any]:
+    """The figures of an evaluation, for JSON. A figure that is not a number is None, with the reason under "reasons".
+
+    Examples:
+        >>> from lrd_uq.bayes import Method
+        >>> from lrd_uq.evaluate import evaluate, figures
+        >>> from lrd_uq.heads import DiagonalHead
+        >>> from lrd_uq.nets import wrap
+        >>> net, pairs = wrap(torch.nn.Conv2d(1, 4, 1), DiagonalHead(4)), [(torch.ones(1, 2, 2),) * 2] * 5
+        >>> list(figures(evaluate(Method(), net, pairs)))
+        ['items', 'rmse', 'mae', 'unexplained', 'rows']
+    """
+    scores = found.scores
+    values = {"rmse": found.rmse, "mae": found.mae, "unexplained": found.unexplained}
+    sources = {"rmse": scores.squared_error, "mae": scores.absolute_error, "unexplained": scores.unexplained}
+    reasons = {}
+    for name, values_of_items in sources.items():
+        if not math.isfinite(values[name]):
+            bad = scores.items[~values_of_items.isfinite()].tolist()
+            reasons[name] = (
+                f"it is not a finite number for {len(bad)} of {len(scores.items)} items: {named(bad)}"
+                if bad
+                else "the items have no outputs"
+            )
+    document: dict[str, Any] = {"items": len(scores.items)}
+    document |= {name: None if name in reasons else value for name, value in values.items()}
+    document |= {"reasons": reasons} if reasons else {}
+    document |= {"no_expected": found.no_expected} if found.no_expected else {}
+    return {**document, "rows": {key: summary(row) for key, row in found.rows.items()}}
 
 
 def _reason(row: Row, key: str) -> str:
