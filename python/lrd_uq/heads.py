@@ -101,7 +101,7 @@ class MeanHead(nn.Module):
     def forward(self, features: Tensor) -> Output:
         """The raw parameters for features [B, channels, ...], or in the layout of `features_last`."""
         # Densities need float32, even if the backbone or the weights have a lower precision.
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features):
             return self._emit(self.positions_last(features).to(density_dtype(self.mean_weight.dtype)))
 
     def _emit(self, features: Tensor) -> Output:
@@ -323,6 +323,11 @@ class LowRankHead(DiagonalHead):
 def density_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which a network of this dtype computes densities: float32 at least."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """Ends mixed precision in a block: densities need float32, even if the backbone ran in lower precision."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def existing(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from lrd_uq.data.loading import named
 from lrd_uq.data.order import one_pass
 from lrd_uq.extra import lightning as L
 from lrd_uq.extra import torchmetrics
-from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output
+from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output, full_precision
 from lrd_uq.nets import GaussianNet, SplitNet, batch_for
 from lrd_uq.objectives import Losses, Objective, check_weights
 
@@ -167,7 +167,8 @@ class JointUncertainty(L.pytorch.LightningModule):
         mask = None if batch.mask is None else member.head.flat(batch.mask)
         detached = Output(*(None if t is None else t.detach() for t in output))  # type: ignore[arg-type]
         self.latest.append(Step(member.head, detached, target, mask))
-        return self.objective(member.head, output, target, mask)
+        with full_precision(target):
+            return self.objective(member.head, output, target, mask)
 
     def _training_items(self) -> int:
         dataset: Any = self._training_loader().dataset
@@ -220,7 +221,8 @@ class JointUncertainty(L.pytorch.LightningModule):
         head = members[0].head
         mask = None if batch.mask is None else head.flat(batch.mask)
         gaussians = [member.gaussian(batch.input, mask) for member in members]
-        return together(gaussians), head.flat(batch.target), mask
+        with full_precision(batch.target):
+            return together(gaussians), head.flat(batch.target), mask
 
     def on_validation_epoch_start(self) -> None:
         self.val_failed, self._validated = [], 0

@@ -24,6 +24,9 @@ AT_FLOOR = 1.01  # variances up to this multiple of eps count as being at the fl
 class GradientFilter(L.pytorch.Callback):
     """Skips steps whose gradients are not all finite, and logs their number as `filtered_steps`.
 
+    With `precision: 16-mixed` the first steps are among them: the loss is scaled up until gradients overflow, and
+    `loss_scale` is logged, too.
+
     Examples:
         >>> from lrd_uq.monitors import GradientFilter
         >>> GradientFilter().filtered  # for a Trainer's callbacks
@@ -38,6 +41,9 @@ class GradientFilter(L.pytorch.Callback):
     ) -> None:
         self.filtered += parallel.skip_bad_gradients(pl_module.parameters(), trainer.strategy)
         pl_module.log("filtered_steps", float(self.filtered))
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None:
+            pl_module.log("loss_scale", scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
         return {"filtered": self.filtered}

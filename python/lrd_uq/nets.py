@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lrd_uq.data.batch import Batch, as_batch
-from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output, density_dtype
+from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output, density_dtype, full_precision
 
 # Default options of MONAI's U-Nets, beyond dimensions and channels.
 MONAI_UNETS: dict[str, dict[str, Any]] = {
@@ -49,7 +49,9 @@ class GaussianNet(nn.Module):
 
         `mask` [B, S] is False for outputs that do not exist (see `MeanHead.gaussian`).
         """
-        return self.head.gaussian(self(x), mask)
+        output = self(x)
+        with full_precision(output.mean):
+            return self.head.gaussian(output, mask)
 
 
 def wrap(model: nn.Module, head: MeanHead) -> GaussianNet:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lrd_uq import imports, runs
 from lrd_uq.checkpoints import CheckpointFiles
 from lrd_uq.extra import lightning as L
@@ -92,6 +94,9 @@ def configure(
                 shown = [*_several(chosen["callbacks"]), *callbacks, *kept]
                 own["callbacks"] = [*shown, *_progress(shown, chosen["enable_progress_bar"])]
                 own["plugins"] = [*_several(chosen["plugins"]), CheckpointFiles()]
+            if is_half_on_cpu(chosen):  # lightning would take bfloat16 instead
+                half = L.pytorch.plugins.precision.MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+                own |= {"precision": None, "plugins": [*own.get("plugins", _several(chosen["plugins"])), half]}
             return super().instantiate_trainer(**own, **settings)
 
     description = f"{DESCRIPTION} Configs that come with the package: {', '.join(shipped_configs())}."
@@ -139,6 +144,12 @@ def _progress(callbacks: Sequence[L.pytorch.Callback], wanted: bool | None) -> l
     """The progress bar, unless there is another one or none is wanted."""
     has_one = any(isinstance(one, L.pytorch.callbacks.ProgressBar) for one in callbacks)
     return [] if has_one or wanted is False else [Progress()]
+
+
+def is_half_on_cpu(trainer: Any) -> bool:
+    """Whether the settings of a trainer ask for mixed precision with float16 on a CPU."""
+    on_cpu = trainer["accelerator"] == "cpu" or (trainer["accelerator"] == "auto" and not torch.cuda.is_available())
+    return on_cpu and str(trainer["precision"]) in ("16", "16-mixed")
 
 
 def _several(given: Any) -> list[Any]:
