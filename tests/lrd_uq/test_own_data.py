@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from lrd_uq.bayes import Dropout, Ensemble, Laplace, Method, Swag, Variational
+from lrd_uq.bayes import Dropout, Ensemble, Laplace, Method, Swag, Variational, predict_joint
 from lrd_uq.data import Batch, as_batch
 from lrd_uq.data.loading import batches
 from lrd_uq.data.order import one_pass
@@ -239,3 +239,24 @@ def test_bf16_true_computes_the_density_in_float32(name, split, make_trainer):
 def test_arrays_of_a_data_set_are_tensors():
     pairs = [(np.zeros((2, 3), np.float32), 1.0)] * 4
     assert Task.of_datasets(pairs, pairs, pairs).part("val").target.tolist() == [1.0] * 4
+
+
+def test_joint_gaussians_over_any_loader():
+    own, net, method = Own("with mask"), own_net(), Dropout()
+    flat = net.head.flat
+    whole = predict_joint(method, net, own.x, 4, 6, mask=flat(own.mask))
+    for data in (DataLoader(own, batch_size=7), own, iter([(own.x, own.y, own.mask)])):
+        joints = list(predict_joint(method, net, data, 4, 6))
+        for name in ("loc", "cov_factor", "cov_diag"):
+            found = torch.cat([getattr(joint, name) for joint in joints])
+            if name == "cov_factor":  # unique but for signs
+                found, wanted = (factor @ factor.mT for factor in (found, whole.cov_factor))
+            else:
+                wanted = getattr(whole, name)
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        epistemic = torch.cat([joint.epistemic.variance for joint in joints])
+        torch.testing.assert_close(epistemic, whole.epistemic.variance, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="leave mask out"):
+        predict_joint(method, net, own, 4, 6, mask=flat(own.mask))
+    with pytest.raises(ValueError, match="T must be at least 1; got 0"):
+        predict_joint(method, net, own.x, 0, 6)
