@@ -86,8 +86,8 @@ def evaluate(
     Args:
         method: the distribution over the weights.
         net: the network that the method prepared and training filled.
-        data: a batch, a data set (a list is one), a DataLoader or another iterable of batches. A batch is a `Batch`, `(input, target)`,
-            `(input, target, mask)` or a dict (see `lrd_uq.data.as_batch`).
+        data: a batch, a data set (a list is one), a DataLoader or another iterable of batches. A batch is a `Batch`,
+            `(input, target)`, `(input, target, mask)` or a dict (see `lrd_uq.data.as_batch`).
         T: number of predictions of a Bayesian method.
         ranks: also score the joint Gaussian truncated to these ranks, with the dropped variance folded into the
             diagonal and without.
