@@ -88,7 +88,8 @@ def configs(words: list[str]) -> None:
 
 
 def fit(words: list[str]) -> None:
-    """Trains a network, or resumes an interrupted run. Raises unless the last step is trained and saved."""
+    """Trains a network, or resumes an interrupted run. Leaves a finished one as it is. Raises unless the last step is
+    trained and saved."""
     from lrd_uq.shipped import fit_help
 
     if words in (["--help"], ["-h"]) and (text := fit_help()) is not None:
@@ -97,15 +98,19 @@ def fit(words: list[str]) -> None:
 
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-    from lrd_uq import checkpoints, settings, storage
+    from lrd_uq import checkpoints, resuming, settings, storage
 
     with contextlib.ExitStack() as held:
         cli = settings.configure(words, writes=held)
         folder, trainer = Path(cli.config["run"]), cli.trainer
         refuse_no_training(trainer)
         config = cli.parser.dump(cli.config, skip_validation=True)
-        refuse_other_settings(folder, config)
+        resuming.refuse_other_settings(folder, config)
         found = checkpoints.newest(folder)
+        if found is not None and resuming.is_finished(found.content, trainer.max_steps, trainer.max_epochs):
+            if trainer.is_global_zero:
+                print(f"{folder} is finished: its last step, {found.content['global_step']}, is trained and saved")
+            return
         if trainer.is_global_zero:
             if found is not None:
                 checkpoints.set_aside(found.damaged)
@@ -160,24 +165,6 @@ def _saved_step(folder: Path) -> int:
 
     found = checkpoints.newest(folder)
     return 0 if found is None else found.content["global_step"]
-
-
-def refuse_other_settings(folder: Path, config: str) -> None:
-    """Raises if a run is resumed with another model, other data or another seed than it was started with."""
-    import yaml
-
-    from lrd_uq import runs
-
-    earlier = folder / "config.yaml"
-    if not runs.has_checkpoint(folder) or not earlier.exists():
-        return
-    before, now = (yaml.safe_load(text) for text in (earlier.read_text(encoding="utf-8"), config))
-    changed = [name for name in ("seed_everything", "model", "data") if before.get(name) != now.get(name)]
-    if changed:
-        raise ValueError(
-            f"{folder} holds a run with another {', '.join(changed)}: use the same settings to resume it, or another"
-            " --run for a new one"
-        )
 
 
 def evaluate(words: list[str]) -> None:

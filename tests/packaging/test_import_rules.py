@@ -71,8 +71,8 @@ UQ_MAY_IMPORT = {
     "bayes.variational": {"bayes.base", "bayes.noise", "heads", "nets"},
     "checkpoints": {"extra", "storage"},
     "cli": {
-        *("checkpoints", "data.task", "demo", "diagnosis", "evaluate", "metrics", "module", "plots", "predict"),
-        *("provenance", "runs", "settings", "shipped", "storage"),
+        *("checkpoints", "data.task", "demo", "diagnosis", "evaluate", "metrics", "module", "plots"),
+        *("predict", "provenance", "resuming", "runs", "settings", "shipped", "storage"),
     },
     "data": {"data.batch", "data.digits", "data.idx"},
     "data.batch": set(),
@@ -132,6 +132,7 @@ UQ_MAY_IMPORT = {
     "plots": {"data.batch", "styles"},
     "predict": {"bayes", "data.batch", "data.reading", "data.task", "module", "nets", "plots", "storage"},
     "provenance": {"checkpoints"},
+    "resuming": {"runs"},
     "runs": {"checkpoints", "data.order", "extra", "lock", "metrics", "storage"},
     "settings": {"checkpoints", "extra", "imports", "metrics", "module", "runs"},
     "storage": set(),
@@ -139,7 +140,8 @@ UQ_MAY_IMPORT = {
 }
 # What it may import from outside beside torch and lrd_kernels: lightning in one place, others where they are used.
 UQ_OUTSIDE = {
-    "cli": {"lightning", "torch", "yaml"},
+    "cli": {"lightning", "torch"},
+    "resuming": {"yaml"},
     "data.digits": {"mlxtend", "torch"},
     "data.files": {"numpy", "torch"},
     "data.hdf5": {"h5py", "numpy"},
