@@ -18,11 +18,15 @@ from lrd_uq.nppc import NppcObjective
 from lrd_uq.phases import Phases
 
 WORST = ("condition_upper", "capacitance_condition", "largest_singular_value")  # statistics that are maxima
+WINDOW = 20  # steps over which skipped ones are counted
+FALL = 100  # a validation score this many times its own size below the best one is a failure
 AT_FLOOR = 1.01  # variances up to this multiple of eps count as being at the floor
 
 
 class GradientFilter(L.pytorch.Callback):
     """Skips steps whose gradients are not all finite, and logs their number as `filtered_steps`.
+
+    Warns once if more than half of the last 20 steps were skipped, or of all steps of a shorter training.
 
     With `precision: 16-mixed` the first steps are among them: the loss is scaled up until gradients overflow, and
     `loss_scale` is logged, too.
@@ -35,21 +39,88 @@ class GradientFilter(L.pytorch.Callback):
 
     def __init__(self) -> None:
         self.filtered = 0
+        self._recent: list[bool] = []  # whether each of the last steps was skipped
+        self._warned = False
 
     def on_before_optimizer_step(
         self, trainer: L.pytorch.Trainer, pl_module: L.pytorch.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        self.filtered += parallel.skip_bad_gradients(pl_module.parameters(), trainer.strategy)
+        skipped = bool(parallel.skip_bad_gradients(pl_module.parameters(), trainer.strategy))
+        self.filtered += skipped
+        self._recent = [*self._recent, skipped][-WINDOW:]
         pl_module.log("filtered_steps", float(self.filtered))
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             pl_module.log("loss_scale", scaler.get_scale())
+        if len(self._recent) == WINDOW:
+            self._warn(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.pytorch.Trainer, pl_module: L.pytorch.LightningModule) -> None:
+        self._warn(trainer, pl_module)
+
+    def _warn(self, trainer: L.pytorch.Trainer, module: Any) -> None:
+        count = sum(self._recent)
+        if self._warned or 2 * count <= len(self._recent):
+            return
+        self._warned = True
+        warnings.warn(
+            f"step {trainer.global_step}: {count} of the last {len(self._recent)} steps were skipped, because their"
+            f" gradients were not finite: the network hardly trains. Check the data for NaN and infinity outside of the"
+            f" masks, lower learning_rate below {module.learning_rate:g}, or raise eps",
+            stacklevel=1,
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"filtered": self.filtered}
+        return {"filtered": self.filtered, "recent": self._recent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.filtered = state_dict["filtered"]
+        self.filtered, self._recent = state_dict["filtered"], state_dict.get("recent", [])
+
+
+class ScoreMonitor(L.pytorch.Callback):
+    """Warns once when the log-likelihood of the validation items falls by orders of magnitude: 100 times its own size,
+    and 100 nats per output, below the best one so far, or below that of the first training batch.
+
+    Examples:
+        >>> from lrd_uq.monitors import ScoreMonitor
+        >>> ScoreMonitor().best is None  # for a Trainer's callbacks
+        True
+    """
+
+    def __init__(self) -> None:
+        self.best: float | None = None  # nats per output
+        self._outputs = 1.0  # of an item
+        self._warned = False
+
+    def on_train_batch_end(
+        self, trainer: L.pytorch.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loss = trainer.callback_metrics.get("low_rank")  # a negative log-likelihood per output
+        if self.best is None and pl_module.latest and loss is not None:
+            step = pl_module.latest[0]
+            self._outputs = step.target[0].numel() if step.mask is None else float(step.mask.sum() / len(step.mask))
+            self.best = -float(loss)
+
+    def on_validation_end(self, trainer: L.pytorch.Trainer, pl_module: Any) -> None:
+        score = trainer.callback_metrics.get("val_log_prob")
+        if trainer.sanity_checking or self.best is None or score is None:
+            return
+        now = float(score) / self._outputs
+        if not self._warned and now < self.best - FALL * max(abs(self.best), 1.0):
+            self._warned = True
+            warnings.warn(
+                f"step {trainer.global_step}: the log-likelihood of the validation items is {now:.3g} nats per output,"
+                f" after {self.best:.3g} before: training diverges. Lower learning_rate below"
+                f" {pl_module.learning_rate:g}, set gradient_clip_val to 1, or raise eps",
+                stacklevel=1,
+            )
+        self.best = max(self.best, now)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "outputs": self._outputs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self._outputs = state_dict["best"], state_dict["outputs"]
 
 
 class CovarianceMonitor(L.pytorch.Callback):

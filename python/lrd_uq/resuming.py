@@ -20,7 +20,7 @@ FREE = {
     "data.init_args.workers",
 }
 WATCHERS = {  # callbacks that change no weights
-    *("CovarianceMonitor", "Progress", "LearningRateMonitor", "DeviceStatsMonitor", "Timer"),
+    *("CovarianceMonitor", "ScoreMonitor", "Progress", "LearningRateMonitor", "DeviceStatsMonitor", "Timer"),
     *("ProgressBar", "TQDMProgressBar", "RichProgressBar", "ModelSummary", "RichModelSummary"),
 }
 SHOWN = 3  # changes that a message names

@@ -107,7 +107,7 @@ def test_own_config_starts_from_the_base(tmp_path):
 
     base = trainer()
     assert (base["gradient_clip_val"], base["max_epochs"]) == (1.0, -1)
-    assert names(base) == ["GradientFilter", "CovarianceMonitor", "Phases"]
+    assert names(base) == ["GradientFilter", "CovarianceMonitor", "ScoreMonitor", "Phases"]
     changed = trainer(
         "trainer:", "  gradient_clip_val: 0.5", "  callbacks: [{class_path: lrd_uq.monitors.GradientFilter}]"
     )

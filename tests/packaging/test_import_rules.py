@@ -140,7 +140,7 @@ UQ_MAY_IMPORT = {
 }
 # What it may import from outside beside torch and lrd_kernels: lightning in one place, others where they are used.
 UQ_OUTSIDE = {
-    "cli": {"lightning", "torch"},
+    "cli": {"lightning", "torch", "yaml"},
     "resuming": {"yaml"},
     "data.digits": {"mlxtend", "torch"},
     "data.files": {"numpy", "torch"},
