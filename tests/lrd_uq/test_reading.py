@@ -5,6 +5,8 @@ import pickle
 import re
 import resource
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -274,6 +276,27 @@ def test_hdf5_reads_no_other_files(change, said, tmp_path):
         NyuDepth(str(file), str(tmp_path / "splits.mat")).setup()
 
 
+@pytest.mark.parametrize("where", ["size", "short", "address", "beyond"])
+def test_chunks_outside_of_the_file_do_not_end_the_process(where, tmp_path):
+    file = write_nyu(tmp_path) / "nyu_depth_v2_labeled.mat"
+    with h5py.File(file, "a") as content:
+        images = content["images"][()]
+        del content["images"]
+        made = content.create_dataset("images", data=images, chunks=(12, 3, 32, 24), fletcher32=True)
+        chunk = made.id.get_chunk_info(0)
+    data = file.read_bytes()
+    key = struct.pack("<II", chunk.size, 0) + bytes(40)  # in the index: size, filters left out, position; then address
+    assert data.count(key + struct.pack("<Q", chunk.byte_offset)) == 1
+    changes = {"size": (0, chunk.byte_offset), "short": (3, chunk.byte_offset), "address": (chunk.size, 0)}
+    size, address = changes.get(where, (chunk.size, len(data)))
+    damaged = struct.pack("<II", size, 0) + bytes(40) + struct.pack("<Q", address)
+    file.write_bytes(data.replace(key + struct.pack("<Q", chunk.byte_offset), damaged))
+    read = "from lrd_uq.data.nyu import NyuFile; from pathlib import Path; NyuFile(Path({!r})).pair(0, False)"
+    done = subprocess.run([sys.executable, "-c", read.format(str(file))], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"BrokenFile: .*labeled\.mat", done.stderr.splitlines()[-1])
+
+
 def test_missing_chunks_are_not_black_pictures(tmp_path):
     file = write_nyu(tmp_path) / "nyu_depth_v2_labeled.mat"
     with h5py.File(file, "a") as content:
@@ -292,6 +315,11 @@ def test_hdf5_as_it_may_be_stored(options, tmp_path):
         images = content["images"][()]
         del content["images"]
         content.create_dataset("images", data=images, **options)
+    with_block = tmp_path / "block.mat"  # MATLAB puts 512 bytes of its own in front
+    with h5py.File(file) as content, h5py.File(with_block, "w", userblock_size=512) as copy:
+        for name in content:
+            content.copy(name, copy)
+    file = with_block
     data = NyuDepth(str(file), str(tmp_path / "splits.mat"), raw=False, size=(24, 32))
     whole = data.part("test").input
     assert torch.allclose(whole[1], torch.from_numpy(colours(2, 24, 32)).movedim(-1, 0) / 255)

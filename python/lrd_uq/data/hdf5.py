@@ -84,13 +84,16 @@ class Hdf5Array:
             check_size(self.path, self._chunk_bytes)
             wanted = math.prod(-(-n // chunk) for n, chunk in zip(self.shape, self._set.chunks, strict=True))
             there = self._set.id.get_num_chunks()
-            if GZIP in self._filters:
-                self._set.id.chunk_iter(self._note_chunk)
+            self._set.id.chunk_iter(self._check_chunk)
         if there < wanted:
             raise BrokenFile(f"{self.path}: {self.name} has the shape {self.shape}, but parts of it are missing")
 
-    def _note_chunk(self, info: Any) -> None:
-        if info.size * MOST_INFLATED > most_bytes():
+    def _check_chunk(self, info: Any) -> None:
+        """Refuses a chunk outside of the file, or shorter than its checksum of 4 bytes: HDF5 would end the process."""
+        least = 5 if self._filters else self._chunk_bytes
+        if info.byte_offset <= 0 or info.size < least or info.byte_offset + info.size > self.path.stat().st_size:
+            raise BrokenFile(f"{self.path}: a chunk of {self.name} is not in the file")
+        if GZIP in self._filters and info.size * MOST_INFLATED > most_bytes():
             self._suspects.append(info.chunk_offset)
 
     def _check_inflated(self, number: int | None) -> None:
