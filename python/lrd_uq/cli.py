@@ -170,12 +170,20 @@ def _saved_step(folder: Path) -> int:
 def evaluate(words: list[str]) -> None:
     """Scores a run on its test data: prints a table, and writes a file of its own into the run's folder."""
     from lrd_uq import evaluate as scores
-    from lrd_uq import provenance, runs, storage
+    from lrd_uq import parallel, provenance, runs, storage
+    from lrd_uq.evaluate.shares import Share
 
     options = {"samples": (int, 64), "ranks": (list[int], [8, 16, 32, 64, 128]), "part": (str, "test")}
     run = _trained("evaluate", words, options)
     part, T, ranks = run.chosen["part"], run.chosen["samples"], run.chosen["ranks"]
-    found = scores.evaluate(run.module.method, run.module.net, run.data.dataset(part), T, ranks, seed=run.seed)
+
+    def score(process: int, processes: int) -> scores.Evaluation:
+        items = Share(run.data.dataset(part), process, processes)
+        return scores.evaluate(run.module.method, run.module.net, items, T, ranks, seed=run.seed)
+
+    found = parallel.launch(run.trainer, run.module, score)
+    if not run.trainer.is_global_zero:
+        return
     rows = list(found.rows.items())
     figures = scores.figures(found)
     print(
@@ -269,6 +277,7 @@ class Trained:
     def __init__(self, cli: LightningCLI, checkpoint: Found) -> None:
         self.module: JointUncertainty = cli.model
         self.data: Task = cli.datamodule
+        self.trainer: Trainer = cli.trainer
         self.chosen = cli.config  # options of the command
         self.folder, self.seed = Path(cli.config["run"]), int(cli.config["seed_everything"])
         self._parser, self._checkpoint = cli.parser, checkpoint

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from lrd_uq.bayes.base import Method
 from lrd_uq.extra import lightning as L
 
 SHARDED = "fsdp2"
+Result = TypeVar("Result")
 
 
 class ShardedStrategy(L.pytorch.strategies.ModelParallelStrategy):
@@ -62,6 +63,21 @@ def prepare(strategy: Any) -> None:
     """Lets DDP train networks of which a part gets no gradients, such as the factor in a phase of rank 0."""
     if isinstance(strategy, L.pytorch.strategies.DDPStrategy):
         strategy._ddp_kwargs.setdefault("find_unused_parameters", True)
+
+
+def launch(
+    trainer: L.pytorch.Trainer, module: L.pytorch.LightningModule, function: Callable[[int, int], Result]
+) -> Result:
+    """Calls `function(process, processes)` in every process of a trainer's strategy. Returns this one's result."""
+    strategy = trainer.strategy
+
+    def call() -> Result:
+        if isinstance(strategy, L.pytorch.strategies.ParallelStrategy):
+            strategy.connect(module)
+            strategy.setup_environment()
+        return function(trainer.global_rank, trainer.world_size)
+
+    return call() if strategy.launcher is None else strategy.launcher.launch(call)
 
 
 def shard(method: Method, net: nn.Module, mesh: Any) -> None:

@@ -1,5 +1,11 @@
 """Several processes: the result of one to rounding, sharded or not, and shares that make up the whole."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +13,7 @@ import torch
 from processes import together
 from torch.distributed.tensor import DTensor
 
-from lrd_uq import checkpoints, runs
+from lrd_uq import checkpoints, cli, runs
 from lrd_uq.bayes import Ensemble, Variational
 from lrd_uq.data.order import ResumableBatchSampler, shared_batches
 from lrd_uq.extra import lightning as L
@@ -138,3 +144,62 @@ def test_validation_items_are_shared_without_repeats(items, processes):
     assert all(shares)
     with pytest.raises(ValueError, match=f"each of {items + 1} processes needs an item"):
         shared_batches(items, 20, SimpleNamespace(global_rank=0, world_size=items + 1))
+
+
+SMALL = ["--data.init_args.train", "64", "--data.init_args.val", "21", "--data.init_args.test", "13"]
+SMALL += ["--data.init_args.steps_per_epoch", "3", "--trainer.max_steps", "6", "--trainer.num_sanity_val_steps", "0"]
+SMALL += ["--model.net.init_args.head.init_args.channels", "6", "--trainer.log_every_n_steps", "1"]
+SMALL += ["--model.net.init_args.backbone.init_args.channels", "6"]
+BOTH = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
+
+
+def command(*words):
+    assert cli.main(list(words)) == 0
+
+
+def table(folder, capsys):
+    (file,) = folder.glob("evaluation*.json")
+    found = json.loads(file.read_text())
+    file.unlink()
+    return found["rows"], [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+
+
+def test_shipped_recipe_on_two_processes_and_its_table(tmp_path, capfd):
+    """The run starts with a phase of rank 0. Dropout has noise of its own in each process, but not in evaluation."""
+    run = f"--run={tmp_path / 'run'}"
+    together(lambda rank: command("fit", "--config=digits_dropout", run, *SMALL, *BOTH))
+    assert read_metrics(tmp_path / "run")["loss"][0] == [0, 1, 2, 3, 4, 5]
+    assert checkpoints.load(tmp_path / "run" / "last.ckpt")["global_step"] == 6
+    capfd.readouterr()
+    score = ["evaluate", run, "--samples", "3", "--ranks", "[4]"]
+    together(lambda rank: command(*score))  # as the config of the run says
+    two, printed_by_two = table(tmp_path / "run", capfd)
+    command(*score, "--trainer.strategy", "auto", "--trainer.devices", "1")
+    one, printed_by_one = table(tmp_path / "run", capfd)
+    assert printed_by_two == printed_by_one
+    assert two.keys() == one.keys()
+    for key, wanted in one.items():
+        assert two[key] == pytest.approx(wanted, rel=1e-5), key
+
+
+@pytest.mark.slow
+def test_killed_processes_go_on_to_the_same_weights(tmp_path):
+    """Started as a user would, with lightning's own launcher; all processes are killed at once."""
+
+    def words(name):
+        more = ["--trainer.max_steps", "60", "--data.init_args.steps_per_epoch", "5"]
+        program = [sys.executable, "-m", "lrd_uq.cli", "fit", "-c", "digits_dropout", "--run", str(tmp_path / name)]
+        return [*program, *SMALL, *BOTH, *more]
+
+    quiet = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(words("whole"), check=True, **quiet)
+    victim = subprocess.Popen(words("killed"), start_new_session=True, **quiet)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "killed" / "previous.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(victim.pid, signal.SIGKILL)
+    assert victim.wait() == -signal.SIGKILL, "it ended before it was killed"
+    assert 5 <= checkpoints.newest(tmp_path / "killed").content["global_step"] < 60
+    subprocess.run(words("killed"), check=True, **quiet)
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(value, resumed[key]) for key, value in whole.items())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lrd_uq.bayes.base import Method, NoExpectedWeights
 from lrd_uq.evaluate.scores import ItemScores, joined, stream
+from lrd_uq.evaluate.shares import Share
 
 
 class Row(NamedTuple):
@@ -87,7 +88,8 @@ def evaluate(
         method: the distribution over the weights.
         net: the network that the method prepared and training filled.
         data: a batch, a data set (a list is one), a DataLoader or another iterable of batches. A batch is a `Batch`,
-            `(input, target)`, `(input, target, mask)` or a dict (see `lrd_uq.data.as_batch`).
+            `(input, target)`, `(input, target, mask)` or a dict (see `lrd_uq.data.as_batch`). A `shares.Share` is
+            evaluated together with the shares of the other processes.
         T: number of predictions of a Bayesian method.
         ranks: also score the joint Gaussian truncated to these ranks, with the dropped variance folded into the
             diagonal and without.
@@ -112,6 +114,8 @@ def evaluate(
     if T < 1:
         raise ValueError(f"T must be at least 1; got {T}")
     found = joined(list(stream(method, net, data, T, ranks, images_at_once, seed)))
+    if isinstance(data, Share):
+        found = data.gathered(found)
     reason = None
     if "mixture" in found.log_probs and "expected" not in found.log_probs:
         try:
