@@ -65,7 +65,7 @@ lint: $(STAMP) docs ## style, types, and the documentation
 docs: $(STAMP) ## the documentation as a site in build/site; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-stress: build ## thousands of adversarial calls of every function beside exact arithmetic
+stress: build ## thousands of adversarial calls of every function beside exact arithmetic, and of damaged files
 	$(BIN)/python -m benchmarks.stress
 
 sanitize: $(STAMP) ## the core's own tests under the address and undefined-behaviour sanitizers

@@ -277,8 +277,10 @@ def _bounds(spectrum: Tensor, ascending_last: Tensor, descending_last: Tensor) -
 
 
 def _condition(gram: Tensor, cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None) -> Tensor:
-    if gram.shape[-1] == 0:
-        return torch.ones(gram.shape[:-2], dtype=gram.dtype, device=gram.device)
+    if gram.shape[-1] == 0:  # no entry that could show a bad diagonal
+        good = (cov_diag > 0) & cov_diag.isfinite()
+        good = (good if mask is None else good | ~mask).all(-1)
+        return torch.where(good, 1.0, torch.nan).to(gram.dtype).expand(gram.shape[:-2])
     good = gram.isfinite().all(-1).all(-1)
     condition = _condition_of(capacitance.cholesky(gram))
     beyond = good & ~(condition < CHOLESKY_CONDITION)

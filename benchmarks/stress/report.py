@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks import machine
-from benchmarks.stress import inputs, refusals
+from benchmarks.stress import damaged, inputs, refusals
 from benchmarks.stress.budgets import BUDGETS
 from benchmarks.stress.runner import BANDS, Outcome
 
@@ -32,7 +32,7 @@ def report(outcomes: dict[str, Outcome], seed: int, isas: Sequence[str]) -> str:
             cells = [f"{worst.worst[budget][d]:.1e}" if d in worst.worst[budget] else "" for d in DTYPES]
             lines += _row(budget, *cells, found.relative_to)
     lines += ["", "The families of inputs.", "", "| family | |", "|---|---|"]
-    for family in (*inputs.FAMILIES, *refusals.BREAKS):
+    for family in (*inputs.FAMILIES, *refusals.BREAKS, *damaged.DAMAGES):
         lines += _row(family.__name__.replace("_", " "), (family.__doc__ or "").strip())
     failures = [failure for outcome in outcomes.values() for failure in outcome.failures]
     if failures:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from benchmarks import machine
 from benchmarks.stress import (
     budgets,
+    damaged,
     density,
     diagnostics,
     divergences,
@@ -34,7 +35,7 @@ from benchmarks.stress.inputs import Draw
 from benchmarks.stress.items import Error
 
 Check = Callable[[Draw], Iterator[Error]]
-MODULES = (density, linear, methods, truncation, joint, divergences, diagnostics, refusals, guard)
+MODULES = (density, linear, methods, truncation, joint, divergences, diagnostics, refusals, damaged, guard)
 CHECKS: dict[str, Check] = {check.__name__: check for module in MODULES for check in module.CHECKS}
 # What the quick tests run: all functions that answer nothing wrong.
 QUICK = tuple(CHECKS)

@@ -94,7 +94,7 @@ class Inverse:
         """An orthonormal basis of the columns' space that begins with the combinations of columns that all but cancel
         in every row, or None if no item has one; and which columns of the basis [B, R] they are."""
         null = _null_candidates(self._bare.triangle, self._P_high)  # [B, R, R]
-        cancels = torch.ones_like(null[:, 0], dtype=torch.bool)
+        cancels = null.new_ones(null.shape[:2], dtype=torch.bool)
         for _, P, _ in self._rows.slices():
             cancels = cancels & ((P @ null).abs() <= DEPENDENT * (P.abs() @ null.abs())).all(1)
         order = (~cancels).to(torch.int8).argsort(stable=True, dim=-1)

@@ -39,6 +39,7 @@ class Found(NamedTuple):
     path: Path
     content: dict[str, Any]
     damaged: list[Path]  # newer ones that are damaged
+    sha256: str  # of the file
 
 
 class CheckpointFiles(L.pytorch.plugins.CheckpointIO):
@@ -81,8 +82,14 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """Reads a checkpoint to the CPU after its checksum was verified. Runs no code from it."""
+    return _load(path)[0]
+
+
+def _load(path: Path) -> tuple[dict[str, Any], str]:
+    """The content of a checkpoint, and the SHA-256 of its file."""
     with path.open("rb") as file:
         _verify(file, path)
+        digest = _digest(file, file.seek(0, os.SEEK_END)).decode()
         file.seek(0)
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
@@ -94,7 +101,7 @@ def load(path: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{path} is not a checkpoint of a run: it has no state_dict")
     if not isinstance(content.get("global_step"), int):
         raise DamagedCheckpoint(f"{path} is not a checkpoint of a run: it has no global_step")
-    return content
+    return content, digest
 
 
 def newest(folder: Path) -> Found | None:
@@ -104,7 +111,7 @@ def newest(folder: Path) -> Found | None:
     for name in (LAST, PREVIOUS):
         path = folder / name
         try:
-            content = load(path)
+            content, digest = _load(path)
         except FileNotFoundError:
             reasons.append(f"{path} is missing")
             continue
@@ -114,7 +121,7 @@ def newest(folder: Path) -> Found | None:
             continue
         if reasons:
             warnings.warn(f"{reasons[0]}; {name} of step {content['global_step']} is used instead", stacklevel=2)
-        return Found(path, content, damaged)
+        return Found(path, content, damaged, digest)
     if damaged:
         raise DamagedCheckpoint(f"no checkpoint can be used: {'; '.join(reasons)}. Use another --run to start again")
     return None

@@ -1,5 +1,6 @@
 """Train, evaluate and inspect networks with low-rank Gaussian outputs.
 
+    lrd-uq configs                                           # list the configs that come with the package
     lrd-uq fit --config digits_dropout --run runs/dropout    # train; after an interruption, the same command resumes
     lrd-uq evaluate --run runs/dropout                       # score the test data
     lrd-uq predict --run runs/dropout --images folder        # predict every picture of a folder
@@ -17,16 +18,18 @@ command-line option, for example `--model.alpha 0.25`; `lrd-uq fit --help` lists
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
     from lightning.pytorch.cli import LightningCLI
 
+    from lrd_uq.checkpoints import Found
+    from lrd_uq.data.task import Task
+    from lrd_uq.module import JointUncertainty
     from lrd_uq.settings import Options
 
 
@@ -44,6 +47,7 @@ class Stopped(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands = {
+        "configs": configs,
         "fit": fit,
         "evaluate": evaluate,
         "predict": predict,
@@ -72,22 +76,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def configs(words: list[str]) -> None:
+    """Lists the configs that come with the package."""
+    from lrd_uq.shipped import described_configs
+
+    if words:
+        raise ValueError(f"configs takes no arguments; got {' '.join(words)}")
+    known = described_configs()
+    for name, what in known.items():
+        print(f"{name:{max(map(len, known))}}  {what}")
+
+
 def fit(words: list[str]) -> None:
-    """Trains a network, or resumes an interrupted run. Raises unless the last step is trained and saved."""
+    """Trains a network, or resumes an interrupted run. Leaves a finished one as it is. Raises unless the last step is
+    trained and saved."""
+    from lrd_uq.shipped import fit_help
+
+    if words in (["--help"], ["-h"]) and (text := fit_help()) is not None:
+        print(text, end="")
+        return
+
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-    from lrd_uq import checkpoints, settings, storage
+    from lrd_uq import checkpoints, resuming, settings, storage
 
     with contextlib.ExitStack() as held:
         cli = settings.configure(words, writes=held)
         folder, trainer = Path(cli.config["run"]), cli.trainer
         refuse_no_training(trainer)
         config = cli.parser.dump(cli.config, skip_validation=True)
-        refuse_other_settings(folder, config)
+        resuming.refuse_other_settings(folder, config)
         found = checkpoints.newest(folder)
-        if found is not None:
-            checkpoints.set_aside(found.damaged)
-        storage.write_whole(folder / "config.yaml", config.encode())
+        if found is not None and resuming.is_finished(found.content, trainer.max_steps, trainer.max_epochs):
+            if trainer.is_global_zero:
+                print(f"{folder} is finished: its last step, {found.content['global_step']}, is trained and saved")
+            return
+        if trainer.is_global_zero:
+            if found is not None:
+                checkpoints.set_aside(found.damaged)
+            storage.write_whole(folder / "config.yaml", config.encode())
         try:
             trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=found and found.path, weights_only=True)
         except SIGTERMException:
@@ -140,77 +167,56 @@ def _saved_step(folder: Path) -> int:
     return 0 if found is None else found.content["global_step"]
 
 
-def refuse_other_settings(folder: Path, config: str) -> None:
-    """Raises if a run is resumed with another model, other data or another seed than it was started with."""
-    import yaml
-
-    from lrd_uq import runs
-
-    earlier = folder / "config.yaml"
-    if not runs.has_checkpoint(folder) or not earlier.exists():
-        return
-    before, now = (yaml.safe_load(text) for text in (earlier.read_text(encoding="utf-8"), config))
-    changed = [name for name in ("seed_everything", "model", "data") if before.get(name) != now.get(name)]
-    if changed:
-        raise ValueError(
-            f"{folder} holds a run with another {', '.join(changed)}: use the same settings to resume it, or another"
-            " --run for a new one"
-        )
-
-
 def evaluate(words: list[str]) -> None:
-    """Scores a run on its test data: prints a table and writes evaluation.json into the run's folder."""
-    import torch
-
+    """Scores a run on its test data: prints a table, and writes a file of its own into the run's folder."""
     from lrd_uq import evaluate as scores
-    from lrd_uq import runs, storage
+    from lrd_uq import parallel, provenance, runs, storage
+    from lrd_uq.evaluate.shares import Share
 
     options = {"samples": (int, 64), "ranks": (list[int], [8, 16, 32, 64, 128]), "part": (str, "test")}
-    cli = _trained(words, options)
-    folder = Path(cli.config["run"])
-    torch.manual_seed(cli.config["seed_everything"])
-    module, batch = cli.model, cli.datamodule.part(cli.config["part"])
-    found = scores.evaluate(module.method, module.net, batch, cli.config["samples"], cli.config["ranks"])
+    run = _trained("evaluate", words, options)
+    part, T, ranks = run.chosen["part"], run.chosen["samples"], run.chosen["ranks"]
+
+    def score(process: int, processes: int) -> scores.Evaluation:
+        items = Share(run.data.dataset(part), process, processes)
+        return scores.evaluate(run.module.method, run.module.net, items, T, ranks, seed=run.seed)
+
+    found = parallel.launch(run.trainer, run.module, score)
+    if not run.trainer.is_global_zero:
+        return
+    rows = list(found.rows.items())
+    figures = scores.figures(found)
     print(
-        f"{len(batch.target)} items of the {cli.config['part']} data, nats per item; RMSE {found.rmse:.4f},"
+        f"{figures['items']} items of the {part} data, nats per item; RMSE {found.rmse:.4f},"
         f" share of the error outside the factor's columns {found.unexplained:.2f}"
     )
-    print("\n".join(scores.table(list(found.rows.items()))))
+    print("\n".join([*scores.table(rows), *scores.failures(rows)]))
     if "expected" in found.rows:
         difference = scores.paired(found.rows["joint"].log_probs, found.rows["expected"].log_probs)
         print(f"joint minus expected weights, paired: {difference}")
     elif found.no_expected:
         print(found.no_expected)
-    document = {
-        "facts": runs.facts(),
-        "rmse": found.rmse,
-        "mae": found.mae,
-        "unexplained": found.unexplained,
-        "rows": {key: scores.summary(row) for key, row in found.rows.items()},
-    }
-    storage.write_whole(folder / "evaluation.json", (json.dumps(document, indent=1) + "\n").encode())
+    of = run.about(part=part, T=T, ranks=ranks)
+    path = run.folder / f"evaluation-{part}-T{T}-seed{run.seed}-{provenance.short_hash(of)}.json"
+    storage.write_json(path, {"of": of, "facts": runs.facts(), **figures})
+    print(f"Wrote {path}")
 
 
 def predict(words: list[str]) -> None:
     """Predicts every file of a folder, and writes arrays and pictures."""
-    import torch
-
     from lrd_uq.predict import predict_folder
 
     options = {"images": (str, None), "output": (str, "predictions"), "samples": (int, 64), "rank": (int, 64)}
-    cli = _trained(words, options)
-    chosen = cli.config
-    torch.manual_seed(chosen["seed_everything"])
-    sizes = (chosen["samples"], chosen["rank"])
-    for path in predict_folder(cli.model, cli.datamodule, Path(chosen["images"]), Path(chosen["output"]), *sizes):
-        print(path)
+    run = _trained("predict", words, options)
+    images, output, (T, rank) = Path(run.chosen["images"]), Path(run.chosen["output"]), _sizes(run)
+    about = run.about(T=T, rank=rank)
+    for path in predict_folder(run.module, run.data, images, output, T, rank, run.seed, about):
+        print(path, flush=True)
 
 
 def panel(words: list[str]) -> None:
     """Draws test items: input, truth, prediction, variances and leading modes. If the outputs are not pictures, draws
     running sums of them with 90 % intervals."""
-    import torch
-
     from lrd_uq import plots
     from lrd_uq.predict import joint_of, predict_item
 
@@ -221,40 +227,40 @@ def panel(words: list[str]) -> None:
         "rank": (int, 64),
         "part": (str, "test"),
     }
-    cli = _trained(words, options)
-    chosen, data = cli.config, cli.datamodule
-    torch.manual_seed(chosen["seed_everything"])
-    dataset, sizes = data.dataset(chosen["part"]), (chosen["samples"], chosen["rank"])
-    items = [dataset[i] for i in chosen["items"]]
-    if data.style is None:
-        head = cli.model.heads[0]
-        sums = [(head.flat(item.target[None])[0], joint_of(cli.model, item, *sizes)) for item in items]
-        plots.running_sums(Path(chosen["output"]), sums, head.outputs)
+    run = _trained("panel", words, options)
+    part, chosen, output, (T, rank) = run.chosen["part"], run.chosen["items"], Path(run.chosen["output"]), _sizes(run)
+    dataset = run.data.dataset(part)
+    missing = [i for i in chosen if not 0 <= i < len(dataset)]
+    if missing:
+        raise ValueError(
+            f"there is no item {missing[0]}: the {part} data has {len(dataset)}, from 0 to {len(dataset) - 1}"
+        )
+    items, about = [dataset[i] for i in chosen], run.about(part=part, items=chosen, T=T, rank=rank)
+    if run.data.style is None:
+        head = run.module.heads[0]
+        targets = [head.flat(item.target[None])[0] for item in items]
+        joints = [joint_of(run.module, item, T, rank, run.seed) for item in items]
+        plots.running_sums(output, list(zip(targets, joints, strict=True)), head.outputs, about)
     else:
-        plots.panel(Path(chosen["output"]), [predict_item(cli.model, data, item, *sizes) for item in items])
-    print(f"Wrote {chosen['output']}")
+        subjects = [predict_item(run.module, run.data, item, T, rank, run.seed) for item in items]
+        plots.panel(output, subjects, about)
+    print(f"Wrote {output}")
 
 
 def diagnose(words: list[str]) -> None:
     """Reports how well conditioned the predicted covariances are, and plots condition numbers over the steps."""
-    import lrd_kernels as lrd
     from lrd_uq import plots
-    from lrd_uq.heads import DiagonalHead
+    from lrd_uq.diagnosis import diagnose as diagnosed
     from lrd_uq.metrics import read_metrics
 
-    cli = _trained(words, {"part": (str, "val")})
-    folder = Path(cli.config["run"])
-    gaussian, _, mask = cli.model.predict_gaussian(cli.datamodule.part(cli.config["part"]))
-    head = cli.model.heads[0]
-    distribution = gaussian.distribution()
-    factor, diag = distribution.cov_factor.detach(), distribution.cov_diag.detach()
-    if mask is not None and bool((mask == mask[:1]).all()):  # one mask for all items: drop what it hides
-        factor, diag = factor[:, mask[0]], diag[:, mask[0]]
-    print(lrd.diagnose(factor, diag, eps=head.eps if isinstance(head, DiagonalHead) else None))
+    run = _trained("diagnose", words, {"part": (str, "val")})
+    part, folder = run.chosen["part"], run.folder
+    print("\n".join(diagnosed(run.module.method, run.module.net, run.data.dataset(part))))
     series = read_metrics(folder)
     if "condition_upper" in series:
-        plots.condition_numbers(folder / "condition.png", {folder.name: series})
-        plots.curves(folder / "curves.png", {folder.name: series})
+        about = run.about()
+        plots.condition_numbers(folder / "condition.png", {folder.name: series}, about)
+        plots.curves(folder / "curves.png", {folder.name: series}, about)
         print(f"Wrote {folder / 'condition.png'} and {folder / 'curves.png'}")
 
 
@@ -265,19 +271,52 @@ def demo(words: list[str]) -> None:
     run_demo(words)
 
 
-def _trained(words: list[str], options: Options) -> LightningCLI:
-    """Model, data and trainer with the settings of a run, and the trained weights."""
-    from lrd_uq import runs, settings
+class Trained:
+    """A run that other commands than `fit` read."""
+
+    def __init__(self, cli: LightningCLI, checkpoint: Found) -> None:
+        self.module: JointUncertainty = cli.model
+        self.data: Task = cli.datamodule
+        self.trainer: Trainer = cli.trainer
+        self.chosen = cli.config  # options of the command
+        self.folder, self.seed = Path(cli.config["run"]), int(cli.config["seed_everything"])
+        self._parser, self._checkpoint = cli.parser, checkpoint
+
+    def about(self, **of: Any) -> dict[str, Any]:
+        """What a result is of."""
+        import yaml
+
+        from lrd_uq.provenance import provenance
+
+        settings = yaml.safe_load(self._parser.dump(self.chosen, skip_validation=True))
+        return provenance(settings, self._checkpoint, **of, seed=self.seed)
+
+
+def _sizes(run: Trained) -> tuple[int, int]:
+    return run.chosen["samples"], run.chosen["rank"]
+
+
+def _trained(command: str, words: list[str], options: Options) -> Trained:
+    """Model and data of a run, with the trained weights, on the device of the trainer."""
+    from lrd_uq import runs, settings, shipped
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--run=") else [word])]
-    if "--run" in words[:-1] and "--config" not in words and "--help" not in words:
+    asks_help = "--help" in words or "-h" in words
+    if "--run" not in words[:-1] and not asks_help:
+        raise ValueError("--run is missing: the folder of a run, which `lrd-uq fit --run` makes")
+    if not shipped.names_config(words) and not asks_help:
         saved = Path(words[words.index("--run") + 1]) / "config.yaml"
         if not saved.exists():
             raise FileNotFoundError(f"{saved.parent} is not a run: it has no config.yaml")
         words = ["--config", str(saved), *words]
-    cli = settings.configure(words, options)
-    runs.load_weights(cli.model, Path(cli.config["run"]))
-    return cli
+    cli = settings.configure(words, options, command=command)
+    for name in {"samples", "rank", "ranks"} & set(options):
+        chosen = cli.config[name]
+        if min(chosen if isinstance(chosen, list) else [chosen], default=1) < 1:
+            raise ValueError(f"{name} must be at least 1; got {chosen}")
+    checkpoint = runs.load_weights(cli.model, Path(cli.config["run"]))
+    cli.model.to(cli.trainer.strategy.root_device)
+    return Trained(cli, checkpoint)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ class Spec:
     output: Path
     steps: int
     seed: int
+    split_seed: int
     samples: int
     images: int
     diagonal: bool = False  # replace the low-rank head of the config by a DiagonalHead
@@ -66,6 +67,7 @@ class Spec:
             "run": str(self.folder),
             "seed_everything": self.seed,
             "data.init_args.seed": self.seed,
+            "data.init_args.split_seed": self.split_seed,
             "data.init_args.test": self.images,
             "data.init_args.steps_per_epoch": min(50, self.steps),
             "trainer.max_steps": self.steps,
@@ -89,12 +91,13 @@ class Scored(NamedTuple):
     filtered_steps: int
 
 
-def specs(output: Path, steps: int, seed: int, samples: int, images: int) -> list[Spec]:
+def specs(output: Path, steps: int, seed: int, split_seed: int, samples: int, images: int) -> list[Spec]:
     """The networks of the demo. The slowest come first, to keep several workers busy until the end."""
     common: dict[str, Any] = {
         "output": output,
         "steps": steps,
         "seed": seed,
+        "split_seed": split_seed,
         "samples": samples,
         "images": images,
     }
@@ -136,8 +139,7 @@ def train_and_score(spec: Spec) -> Scored:
         start = time.monotonic()
         trainer.fit(module, datamodule=data)
         trained = time.monotonic()
-    torch.manual_seed(spec.seed)  # for the dropout masks
-    found = evaluate(module.method, module.net, data.part("test"), spec.samples, spec.ranks)
+    found = evaluate(module.method, module.net, data.part("test"), spec.samples, spec.ranks, seed=spec.seed)
     validation = float(trainer.callback_metrics["val_log_prob"])
     filtered = int(trainer.callback_metrics["filtered_steps"])
     return Scored(found, validation, trained - start, time.monotonic() - trained, filtered)
@@ -182,7 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Scored]:
         default=min(2, os.cpu_count() or 1),
         help="networks trained at the same time (default: 2, or 1 on a single core)",
     )
-    add("--seed", type=int, default=0, help="seed of split, initial weights and dropout (default: 0)")
+    add("--seed", type=int, default=0, help="seed of initial weights, batches and dropout (default: 0)")
+    add("--split-seed", type=int, default=0, help="seed of the split into training and test digits (default: 0)")
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
     if options.samples < 2 or options.images < 2:
@@ -192,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Scored]:
     for name, fact in facts.items():
         print(f"{name}: {fact}")
     options.output.mkdir(parents=True, exist_ok=True)
-    chosen = specs(options.output, options.steps, options.seed, options.samples, options.images)
+    chosen = specs(options.output, options.steps, options.seed, options.split_seed, options.samples, options.images)
     print(f"{len(chosen)} networks, {options.steps} steps each, {options.workers} at a time", flush=True)
     if options.workers == 1:
         scored = {spec.name: train_and_score(spec) for spec in chosen}
@@ -206,7 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Scored]:
     plots.condition_numbers(options.output / "condition.png", curves)
     demo_report.draw_sweep(options.output / "sweep.png", scored["low_rank_dropout"].evaluation, SWEEP)
     facts["seconds in all"] = round(time.monotonic() - start)
-    settings = {name: getattr(options, name) for name in ("steps", "samples", "images", "workers", "seed")}
+    settings = {
+        name: getattr(options, name) for name in ("steps", "samples", "images", "workers", "seed", "split_seed")
+    }
     print("\n".join(demo_report.write(options.output, scored, facts, settings)))
     print(f"Wrote {options.output / 'report.md'} after {facts['seconds in all']} s")
     return scored

@@ -100,9 +100,9 @@ class MeanHead(nn.Module):
 
     def forward(self, features: Tensor) -> Output:
         """The raw parameters for features [B, channels, ...], or in the layout of `features_last`."""
-        # Densities need float32, even if the backbone ran in lower precision.
-        with torch.autocast(features.device.type, enabled=False):
-            return self._emit(self.positions_last(features).to(self.mean_weight.dtype))
+        # Densities need float32, even if the backbone or the weights have a lower precision.
+        with full_precision(features):
+            return self._emit(self.positions_last(features).to(density_dtype(self.mean_weight.dtype)))
 
     def _emit(self, features: Tensor) -> Output:
         mean = self._affine(self.mean_weight, self.mean_bias, features)
@@ -110,7 +110,7 @@ class MeanHead(nn.Module):
 
     @staticmethod
     def _affine(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-        return torch.baddbmm(bias[:, None], _expand(weight, features), features).flatten(1)  # [B, S]
+        return torch.baddbmm(bias[:, None].to(features), _expand(weight, features), features).flatten(1)  # [B, S]
 
     def positions_last(self, tensor: Tensor) -> Tensor:
         """Reshapes a tensor in the layout of the features to [B, C, positions], as a view where possible."""
@@ -139,8 +139,7 @@ class MeanHead(nn.Module):
             factor = (factor.mT * diag.sqrt()[:, None]).mT
         if mask is None:
             return Gaussian(output.mean, factor, diag)
-        factor = torch.where(mask[:, None], factor.mT, 0).mT
-        return Gaussian(torch.where(mask, output.mean, 0), factor, torch.where(mask, diag, 1))
+        return Gaussian(torch.where(mask, output.mean, 0), existing_rows(factor, mask), torch.where(mask, diag, 1))
 
     def diag(self, output: Output) -> Tensor:
         """The diagonal D of the covariance: [B, S]."""
@@ -169,9 +168,13 @@ class DiagonalHead(MeanHead):
     Args:
         channels: channels of the feature map.
         outputs: channels of the prediction.
-        eps: smallest variance. It may change during training, and is saved with the weights.
+        eps: smallest variance, 0.01 if neither is given. It may change during training, and is saved with the weights.
+        eps_std: smallest standard deviation, instead of eps: `eps = eps_std^2`.
         initial_raw: initial bias of `raw`.
         features_last: as for `MeanHead`.
+
+    Raises:
+        ValueError: if eps and eps_std are both given, or if one is negative or not finite.
 
     Examples:
         >>> from lrd_uq.heads import DiagonalHead
@@ -185,12 +188,14 @@ class DiagonalHead(MeanHead):
         channels: int,
         outputs: int = 1,
         *,
-        eps: float = 0.01,
+        eps: float | None = None,
+        eps_std: float | None = None,
         initial_raw: float = -3.0,
         features_last: bool = False,
     ) -> None:
         super().__init__(channels, outputs, features_last=features_last)
-        self.eps, self.initial_raw = eps, initial_raw
+        self.own_eps = smallest_variance(eps, eps_std)  # as the head was built
+        self.eps, self.initial_raw = self.own_eps, initial_raw
         self.diag_weight = nn.Parameter(torch.empty(outputs, channels))
         self.diag_bias = nn.Parameter(torch.empty(outputs))
         DiagonalHead.reset_parameters(self)
@@ -231,13 +236,15 @@ class LowRankHead(DiagonalHead):
             matrix `I + F^T F` does not depend on D.
         initial_factor: scale of the factor's initial weights, relative to those of the mean.
         outputs: channels of the prediction.
-        eps: smallest variance. It may change during training, and is saved with the weights.
-        initial_raw: initial bias of `raw`.
+        eps, eps_std, initial_raw: as for `DiagonalHead`.
         orthogonal: orthogonalise the columns (Gram-Schmidt) over the outputs that exist.
+        svd: in training, rotate the columns to the left singular vectors times the singular values of the factor, over
+            the outputs that exist. The covariance stays the same; the capacitance matrix is better conditioned.
         features_last: as for `MeanHead`.
 
     Raises:
-        ValueError: if the rank is below 1, or if the parametrisation is unknown.
+        ValueError: if the rank is below 1, if the parametrisation is unknown, if both orthogonal and svd are set, or
+            for eps and eps_std as for `DiagonalHead`.
 
     Examples:
         >>> from lrd_uq.heads import LowRankHead
@@ -254,20 +261,26 @@ class LowRankHead(DiagonalHead):
         outputs: int = 1,
         *,
         parametrisation: str = "plain",
-        eps: float = 0.01,
+        eps: float | None = None,
+        eps_std: float | None = None,
         initial_raw: float = -3.0,
         initial_factor: float = 0.1,
         orthogonal: bool = False,
+        svd: bool = False,
         features_last: bool = False,
     ) -> None:
         if rank < 1:
             raise ValueError(f"rank must be at least 1; got {rank} (use a DiagonalHead for rank 0)")
         if parametrisation not in PARAMETRISATIONS:
             raise ValueError(f"parametrisation must be one of {', '.join(PARAMETRISATIONS)}; got {parametrisation!r}")
-        super().__init__(channels, outputs, eps=eps, initial_raw=initial_raw, features_last=features_last)
+        if orthogonal and svd:
+            raise ValueError("orthogonal and svd exclude one another: orthogonal columns need no rotation")
+        super().__init__(
+            channels, outputs, eps=eps, eps_std=eps_std, initial_raw=initial_raw, features_last=features_last
+        )
         self.rank = self.rank_in_use = rank
         self.is_scaled, self.initial_factor = parametrisation == "scaled", initial_factor
-        self.orthogonal = orthogonal
+        self.orthogonal, self.svd = orthogonal, svd
         self.factor_weight = nn.Parameter(torch.empty(rank * outputs, channels))
         LowRankHead.reset_parameters(self)
 
@@ -287,12 +300,11 @@ class LowRankHead(DiagonalHead):
         return output._replace(factor=columns.view(len(columns), k, -1).mT)
 
     def settle(self, output: Output, mask: Tensor | None = None) -> Output:
-        if not self.orthogonal:
+        rotates = self.svd and self.training
+        if not (self.orthogonal or rotates):
             return output
-        columns = output.factor.mT
-        if mask is not None:
-            columns = torch.where(mask[:, None], columns, 0)
-        return output._replace(factor=gram_schmidt(columns.mT))
+        factor = existing_rows(output.factor, mask)
+        return output._replace(factor=rotated(factor) if rotates else gram_schmidt(factor))
 
     def nll(self, output: Output, target: Tensor, mask: Tensor | None = None) -> Tensor:
         if not self.is_scaled or output.factor.shape[-1] == 0:
@@ -308,12 +320,50 @@ class LowRankHead(DiagonalHead):
         return (0.5 * diag.log().sum(-1) - white) / count
 
 
+def density_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a network of this dtype computes densities: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """Ends mixed precision in a block: densities need float32, even if the backbone ran in lower precision."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
 def existing(values: Tensor, mask: Tensor | None) -> Tensor:
     """`values` [B, S] with 0 for outputs that do not exist, which may hold any value, including NaN.
 
     Call it before squaring: the gradient of a square at NaN is NaN, even if the result is masked later.
     """
     return values if mask is None else torch.where(mask, values, 0)
+
+
+def existing_rows(factor: Tensor, mask: Tensor | None) -> Tensor:
+    """`factor` [B, S, R] with rows of 0 for outputs that do not exist."""
+    return factor if mask is None else torch.where(mask[:, None], factor.mT, 0).mT
+
+
+def smallest_variance(eps: float | None, eps_std: float | None) -> float:
+    """The floor of the variances that `eps` or `eps_std` sets."""
+    if eps is not None and eps_std is not None:
+        raise ValueError(f"give eps or eps_std, not both; got {eps} and {eps_std}")
+    name, value = ("eps_std", eps_std) if eps_std is not None else ("eps", 0.01 if eps is None else eps)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be a finite number, 0 or above; got {value}")
+    return value if eps_std is None else value * value
+
+
+def rotated(factor: Tensor) -> Tensor:
+    """The columns `U S` of the singular value decomposition `P = U S V^T` of `factor` [B, S, R], as `P V`.
+
+    V is detached: no function of `P P^T` depends on it, so that the gradient is exact, and finite for repeated singular
+    values. An item that is not finite is not rotated.
+    """
+    wide = factor.detach().double()
+    gram = wide.mT @ wide  # [B, R, R]
+    usable = gram.isfinite().all(-1).all(-1)[:, None, None]
+    V = torch.linalg.eigh(torch.where(usable, gram, torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)))[1]
+    return (V.flip(-1).mT.to(factor.dtype) @ factor.mT).mT
 
 
 def gram_schmidt(factor: Tensor) -> Tensor:
@@ -336,4 +386,4 @@ def gram_schmidt(factor: Tensor) -> Tensor:
 
 def _expand(weight: Tensor, features: Tensor) -> Tensor:
     """The weight as a batched view, because a `matmul` of a 2-d with a 3-d tensor would transpose the features."""
-    return weight.expand(len(features), *weight.shape)
+    return weight.to(features.dtype).expand(len(features), *weight.shape)

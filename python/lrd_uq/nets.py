@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output
+from lrd_uq.data.batch import Batch, as_batch
+from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output, density_dtype, full_precision
 
 # Default options of MONAI's U-Nets, beyond dimensions and channels.
 MONAI_UNETS: dict[str, dict[str, Any]] = {
@@ -48,7 +49,9 @@ class GaussianNet(nn.Module):
 
         `mask` [B, S] is False for outputs that do not exist (see `MeanHead.gaussian`).
         """
-        return self.head.gaussian(self(x), mask)
+        output = self(x)
+        with full_precision(output.mean):
+            return self.head.gaussian(output, mask)
 
 
 def wrap(model: nn.Module, head: MeanHead) -> GaussianNet:
@@ -61,6 +64,21 @@ def wrap(model: nn.Module, head: MeanHead) -> GaussianNet:
         torch.Size([5, 36])
     """
     return GaussianNet(model, head)
+
+
+def batch_for(net: nn.Module, given: Any) -> Batch:
+    """A batch, in any form that `as_batch` takes, on the device of a network.
+
+    A floating input gets the dtype of the network; the target gets the one in which densities are computed.
+    """
+    x, target, mask = as_batch(given)
+    weight = next(net.parameters())
+    x = x.to(weight.device, weight.dtype if x.is_floating_point() else None)
+    return Batch(
+        x,
+        target.to(weight.device, density_dtype(weight.dtype)),
+        None if mask is None else mask.to(weight.device),
+    )
 
 
 class SplitNet(GaussianNet):
@@ -92,10 +110,10 @@ class SplitNet(GaussianNet):
         """The raw parameters for inputs [B, channels, ...], or in the layout of `features_last`."""
         mean = self.mean_head(self.mean_backbone(x)).mean  # [B, S]
         if self.head.features_last:
-            seen = mean.detach().view(len(x), self.head.outputs, -1).mT.reshape(*x.shape[:-1], -1)
+            seen = mean.detach().to(x.dtype).view(len(x), self.head.outputs, -1).mT.reshape(*x.shape[:-1], -1)
             both = torch.cat([x, seen], -1)
         else:
-            both = torch.cat([x, mean.detach().view(len(x), -1, *x.shape[2:])], 1)
+            both = torch.cat([x, mean.detach().to(x.dtype).view(len(x), -1, *x.shape[2:])], 1)
         return self.head(self.backbone(both))._replace(mean=mean)
 
 

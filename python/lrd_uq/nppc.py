@@ -17,7 +17,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lrd_uq.heads import LowRankHead, MeanHead, Output, existing
-from lrd_uq.objectives import Losses, Objective
+from lrd_uq.objectives import Losses, Objective, check_weights
 
 
 class NppcObjective(Objective):
@@ -44,6 +44,7 @@ class NppcObjective(Objective):
 
     def __init__(self, alpha: float = 0.125, beta: float = 1.0) -> None:
         super().__init__(alpha, 0.0, separate_mean=True)
+        check_weights(beta=beta)
         self.beta = beta
 
     def __call__(self, head: MeanHead, output: Output, target: Tensor, mask: Tensor | None = None) -> Losses:

@@ -39,10 +39,13 @@ class Objective:
         L_I = -log N(target; mean, I) / S,    L_lrd = -log N(target; mean, diag(D) + P P^T) / S
 
     Args:
-        alpha: weight of the likelihood; may change during training.
+        alpha: weight of the likelihood; may change during training (`own_alpha` is the value given here).
         factor_penalty: weight of the penalty on the factor. A factor that explodes in one direction costs the
             likelihood only a few nats, but makes the predicted variance of sums over regions far too large.
         separate_mean: detach the mean in the likelihood, so that only `L_I` trains it (see `SplitNet`).
+
+    Raises:
+        ValueError: if a weight is negative or not finite.
 
     Examples:
         >>> from lrd_uq.heads import LowRankHead
@@ -54,7 +57,9 @@ class Objective:
     """
 
     def __init__(self, alpha: float = 0.125, factor_penalty: float = 0.01, separate_mean: bool = False) -> None:
-        self.alpha, self.factor_penalty, self.separate_mean = alpha, factor_penalty, separate_mean
+        check_weights(alpha=alpha, factor_penalty=factor_penalty)
+        self.own_alpha = self.alpha = alpha
+        self.factor_penalty, self.separate_mean = factor_penalty, separate_mean
 
     def __call__(self, head: MeanHead, output: Output, target: Tensor, mask: Tensor | None = None) -> Losses:
         """Losses, each a scalar, for `target` [B, S]; `mask` [B, S] is True where an output exists."""
@@ -74,6 +79,13 @@ class Objective:
         """The term `L_I`, a scalar: the squared error of the mean, for `target` and `mask` [B, S]."""
         residual = existing(target - output.mean, mask)
         return 0.5 * mean_over_outputs(residual.square(), mask).mean() + 0.5 * math.log(2 * math.pi)
+
+
+def check_weights(**weights: float) -> None:
+    """Raises ValueError for a weight that is negative or not finite."""
+    for name, value in weights.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be a finite number, 0 or above; got {value}")
 
 
 def mean_over_outputs(values: Tensor, mask: Tensor | None) -> Tensor:

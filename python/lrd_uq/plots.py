@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,10 +41,10 @@ def subject(item: Batch, joint: lrd.JointNormal, style: Style | None) -> Subject
 
 
 def first_item(joint: lrd.JointNormal) -> lrd.JointNormal:
-    """The joint Gaussian of the first item of a batch, with its parts."""
+    """The joint Gaussian of the first item of a batch, with its parts, on the CPU."""
 
     def first(d: lrd.LowRankMultivariateNormal) -> tuple[Tensor, Tensor, Tensor]:
-        return d.loc[0], d.cov_factor[0], d.cov_diag[0]
+        return d.loc[0].cpu(), d.cov_factor[0].cpu(), d.cov_diag[0].cpu()
 
     parts = (
         lrd.LowRankMultivariateNormal(*first(joint.aleatoric), validate_args=False),
@@ -52,10 +53,10 @@ def first_item(joint: lrd.JointNormal) -> lrd.JointNormal:
     return lrd.JointNormal(*first(joint), parts, validate_args=False)
 
 
-def panel(path: Path, subjects: Sequence[Subject]) -> None:
+def panel(path: Path, subjects: Sequence[Subject], about: Mapping[str, Any] | None = None) -> None:
     """Draws three rows per subject: input, truth and prediction with the modes of the joint covariance; total, diagonal
     and low-rank variance with the aleatoric modes; and the epistemic modes. Each mode has its own colour scale, and its
-    share of the variance as its title."""
+    share of the variance as its title. `about` says what the picture is of (see `save`)."""
     figure = _figure(1.15 * (3 + MODES) + 0.5, 3.75 * len(subjects) + 0.4)
     grid = figure.subplots(3 * len(subjects), 3 + MODES, squeeze=False)
     for axes in grid.flat:
@@ -63,7 +64,7 @@ def panel(path: Path, subjects: Sequence[Subject]) -> None:
         axes.spines[:].set_color("0.8")
     for i, subject in enumerate(subjects):
         _draw_subject(figure, list(grid[3 * i : 3 * i + 3]), subject)
-    figure.savefig(path, dpi=130)
+    save(figure, path, about)
 
 
 def _draw_subject(figure: Figure, rows: Sequence[Sequence[Axes]], subject: Subject) -> None:
@@ -116,7 +117,12 @@ def _as_picture(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values.view(mask.shape), torch.nan)
 
 
-def running_sums(path: Path, items: Sequence[tuple[Tensor, lrd.LowRankMultivariateNormal]], outputs: int) -> None:
+def running_sums(
+    path: Path,
+    items: Sequence[tuple[Tensor, lrd.LowRankMultivariateNormal]],
+    outputs: int,
+    about: Mapping[str, Any] | None = None,
+) -> None:
     """Draws running sums for targets [S] and their Gaussians: the sum of the first k outputs over all positions for
     k = 1, 2, ..., with 90 % intervals of the joint Gaussian and of its variances alone."""
     figure = _figure(3.6 * len(items) + 0.6, 3.2)
@@ -133,10 +139,10 @@ def running_sums(path: Path, items: Sequence[tuple[Tensor, lrd.LowRankMultivaria
         axes.plot(steps, weights @ target, color="black", linewidth=1.3, label="truth")
         _finish(axes, "sum of the first outputs", "how many")
     axes.legend(frameon=False, fontsize=7)
-    figure.savefig(path, dpi=130)
+    save(figure, path, about)
 
 
-def curves(path: Path, runs: Mapping[str, Series]) -> None:
+def curves(path: Path, runs: Mapping[str, Series], about: Mapping[str, Any] | None = None) -> None:
     """Draws validation log-likelihood, loss and trace of the low-rank part over the steps, one line per run."""
     wanted = {
         "val_log_prob": "validation log-likelihood, nats per image (expected weights)",
@@ -156,10 +162,10 @@ def curves(path: Path, runs: Mapping[str, Series]) -> None:
                 top = max(values)
                 axes.set_ylim(top - 0.35 * abs(top), top + 0.03 * abs(top))
             axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
+    save(figure, path, about)
 
 
-def condition_numbers(path: Path, runs: Mapping[str, Series]) -> None:
+def condition_numbers(path: Path, runs: Mapping[str, Series], about: Mapping[str, Any] | None = None) -> None:
     """Draws condition numbers over the steps: an upper bound for the covariance, and that of the capacitance matrix."""
     figure = _figure(9, 3.4)
     titles = {
@@ -173,7 +179,7 @@ def condition_numbers(path: Path, runs: Mapping[str, Series]) -> None:
         _finish(axes, f"{title}, worst of the batch")
         if name == "condition_upper":
             axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
+    save(figure, path, about)
 
 
 def sweep(
@@ -198,6 +204,13 @@ def sweep(
         _finish(axes, title, "columns kept of the joint factor")
         axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=130)
+
+
+def save(figure: Figure, path: Path, about: Mapping[str, Any] | None = None) -> None:
+    """Writes a figure. PNG, SVG and PDF files carry `about`, what they are of, as a description in JSON."""
+    key = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}.get(path.suffix.lower())
+    metadata = {key: json.dumps(about)} if key and about is not None else None
+    figure.savefig(path, dpi=130, metadata=metadata)
 
 
 def _finish(axes: Axes, title: str, xlabel: str = "step") -> None:

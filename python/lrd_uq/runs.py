@@ -18,6 +18,7 @@ import torch
 import lrd_kernels as lrd
 from lrd_kernels.info import cpu_model
 from lrd_uq import checkpoints, metrics, storage
+from lrd_uq.data.order import BatchSeeds
 from lrd_uq.extra import lightning as L
 from lrd_uq.lock import locked
 
@@ -38,14 +39,13 @@ def opened(folder: Path) -> Iterator[None]:
 
 
 def callbacks(folder: Path, seed: int) -> list[L.pytorch.Callback]:
-    """The callbacks of every run: a seed for every epoch, and a checkpoint after it."""
-    from lrd_uq.data.order import EpochSeeds
-
-    return [EpochSeeds(seed), KeepLast(folder)]
+    """The callbacks of every run: a seed for every batch, and a checkpoint after every epoch."""
+    return [BatchSeeds(seed), KeepLast(folder)]
 
 
 class KeepLast(L.pytorch.callbacks.ModelCheckpoint):
-    """Saves last.ckpt after every epoch; needs the trainer plugin `checkpoints.CheckpointFiles`."""
+    """Saves last.ckpt after every epoch, and where `max_time` stops a run, so that resuming is exact; needs the trainer
+    plugin `checkpoints.CheckpointFiles`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(
@@ -56,9 +56,50 @@ class KeepLast(L.pytorch.callbacks.ModelCheckpoint):
             enable_version_counter=False,
         )
 
+    def on_train_start(self, trainer: L.pytorch.Trainer, pl_module: Any) -> None:
+        super().on_train_start(trainer, pl_module)
+        loop: Any = trainer.fit_loop
+        if loop.is_resuming:  # worker processes may have been given their first batches before the position was known
+            iter(loop._data_fetcher)
+
+    def on_train_batch_start(self, trainer: L.pytorch.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        # The step under which metrics are logged; lightning counts one too many in some resumed runs.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: L.pytorch.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if trainer.should_stop and trainer.fit_loop.epoch_loop._should_accumulate():
+            trainer.should_stop = False  # max_time: stop after the batch that completes the step; the timer asks again
+
+    def on_save_checkpoint(self, trainer: L.pytorch.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        _mark_position(checkpoint["loops"]["fit_loop"], trainer.num_training_batches)
+
     def on_load_checkpoint(self, trainer: L.pytorch.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Drops the time that is used up: `max_time` limits a process, or a run that it stopped could not go on."""
         checkpoint.get("callbacks", {}).pop("Timer", None)
+
+
+def _mark_position(loop: dict[str, Any], batches: float) -> None:
+    """Makes the state of lightning's loop that of a run between two batches.
+
+    Lightning saves before it has counted the epoch. Depending on when the run is validated, it would train another
+    batch of the old epoch after a restart.
+    """
+    progress = loop["epoch_loop.batch_progress"]
+    place = progress["current"]["ready"]
+    ended = place >= batches
+    for name, count in loop["epoch_progress"].items():
+        done = count["ready"] if ended else count["ready"] - 1
+        loop["epoch_progress"][name] = {**count, "started": count["ready"], "processed": done, "completed": done}
+    progress["is_last_batch"] = False
+    progress["current"] = dict.fromkeys(progress["current"], 0 if ended else place)
+    progress["total"] = dict.fromkeys(progress["total"], progress["total"]["ready"])
+    validation = loop["epoch_loop.val_loop.batch_progress"]
+    validation["is_last_batch"] = False
+    for name in ("current", "total"):
+        validation[name] = dict.fromkeys(validation[name], 0)
 
 
 def start_over(folder: Path) -> None:
@@ -72,7 +113,8 @@ def has_checkpoint(folder: Path) -> bool:
     return any((folder / name).exists() for name in (checkpoints.LAST, checkpoints.PREVIOUS))
 
 
-def load_weights(module: L.pytorch.LightningModule, folder: Path) -> None:
+def load_weights(module: L.pytorch.LightningModule, folder: Path) -> checkpoints.Found:
+    """Loads the weights of a run, and returns the checkpoint that they are from."""
     found = checkpoints.newest(folder)
     if found is None:
         raise FileNotFoundError(f"{folder} has no {checkpoints.LAST}: run `lrd-uq fit --run {folder}` first")
@@ -81,6 +123,7 @@ def load_weights(module: L.pytorch.LightningModule, folder: Path) -> None:
     except (KeyError, RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{found.path} does not fit the network of this run: {reason}") from error
+    return found
 
 
 def facts() -> dict[str, Any]:

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
+import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrd_uq import runs
+import torch
+
+from lrd_uq import imports, runs
 from lrd_uq.checkpoints import CheckpointFiles
 from lrd_uq.extra import lightning as L
 from lrd_uq.metrics import MetricsLog
 from lrd_uq.module import JointUncertainty
+from lrd_uq.progress import Progress
+from lrd_uq.shipped import BASE, FIT_HELP, names_config, shipped_configs, versions, with_config_paths
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningCLI
 
-CONFIGS = Path(__file__).with_name("configs")
-BASE = CONFIGS / "base.yaml"  # every config starts from its settings
-USAGE = "lrd-uq COMMAND [--config CONFIG] [--run RUN] [options]"
+USAGE = "lrd-uq {} [--config CONFIG] [--run RUN] [options]"
 DESCRIPTION = """Options of the command come first. The others are settings of the run: those of --model and --data as
 in the class that they name, those of --trainer as in lightning.pytorch.Trainer. Commands other than fit read them from
-the run."""
+the run. A config can name classes of lightning, lrd_kernels, lrd_uq, monai, torch.nn and torch.optim; --allow-imports
+PACKAGE, or the environment variable LRD_ALLOW_IMPORTS, allows others."""
+HELP_WIDTH = "100"
+HIDDEN_WARNINGS = (
+    "LightningCLI's args parameter is intended",
+    "Checkpoint directory .* exists and is not empty",
+    "The dirpath has changed from .* therefore",
+    "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
+    "The number of training batches .* is smaller than the logging interval",
+    "The '(train|val|test)_dataloader' does not have many workers",
+)
 HELP = {
     "images": "folder of the files to predict",
     "items": "numbers of the items to draw, as [0,1,2]",
@@ -35,17 +51,13 @@ HELP = {
 Options = Mapping[str, tuple[object, object]]  # name -> type and default; an option whose default is None is required
 
 
-def shipped_configs() -> list[str]:
-    """Names of the configs that come with the package."""
-    return sorted(file.stem for file in CONFIGS.glob("*.yaml") if file != BASE)
-
-
 def configure(
     arguments: Sequence[str],
     options: Options | None = None,
     *,
     writes: contextlib.ExitStack | None = None,
     callbacks: Sequence[L.pytorch.Callback] = (),
+    command: str = "fit",
 ) -> LightningCLI:
     """Builds model, data and trainer.
 
@@ -56,7 +68,12 @@ def configure(
         writes: if given, the trainer writes metrics and checkpoints into the run's folder, which no other process may
             write until this is closed.
         callbacks: further callbacks of a trainer that writes.
+        command: name of the command in the help.
+
+    Raises:
+        ValueError: if an argument is wrong.
     """
+    from jsonargparse import ArgumentError
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
     class Configured(LightningCLI):
@@ -74,22 +91,65 @@ def configure(
                 kept = runs.callbacks(folder, self.config_init["seed_everything"])
                 more = [one for one in _several(chosen["logger"]) if not isinstance(one, bool)]
                 own = {"logger": [MetricsLog(folder), *more]}
-                own["callbacks"] = [*_several(chosen["callbacks"]), *callbacks, *kept]
+                shown = [*_several(chosen["callbacks"]), *callbacks, *kept]
+                own["callbacks"] = [*shown, *_progress(shown, chosen["enable_progress_bar"])]
                 own["plugins"] = [*_several(chosen["plugins"]), CheckpointFiles()]
+            if is_half_on_cpu(chosen):  # lightning would take bfloat16 instead
+                half = L.pytorch.plugins.precision.MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+                own |= {"precision": None, "plugins": [*own.get("plugins", _several(chosen["plugins"])), half]}
             return super().instantiate_trainer(**own, **settings)
 
     description = f"{DESCRIPTION} Configs that come with the package: {', '.join(shipped_configs())}."
-    warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended")
-    return Configured(
-        JointUncertainty,
-        datamodule_class=None,
-        subclass_mode_data=True,
-        args=[_config_path(word, before) for before, word in zip(["", *arguments], arguments, strict=False)],
-        run=False,
-        save_config_callback=None,
-        seed_everything_default=0,
-        parser_kwargs={"default_config_files": [str(BASE)], "usage": USAGE, "description": description},
-    )
+    quiet_lightning()
+    arguments, packages = imports.taken_out(arguments)
+    allowed = [*packages, *imports.named_by_caller(arguments)]
+    parser = {"default_config_files": [str(BASE)], "usage": USAGE.format(command), "description": description}
+    try:
+        with imports.only(allowed):
+            return Configured(
+                JointUncertainty,
+                datamodule_class=None,
+                subclass_mode_data=True,
+                args=with_config_paths(arguments),
+                run=False,
+                save_config_callback=None,
+                seed_everything_default=0,
+                parser_kwargs={**parser, "exit_on_error": False, "allow_abbrev": False},
+            )
+    except ArgumentError as error:
+        message = imports.explained(" ".join(str(error).split()))
+        if "arguments are required" in message and not names_config(arguments):
+            message += ". A config sets them: --config NAME, where NAME is a file or one of those of `lrd-uq configs`"
+        raise ValueError(message) from error
+
+
+def fit_help() -> str:
+    """The help of `fit`, as the parser prints it, without what differs: folders, and lists of the classes imported."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        configure(["--help"])
+    text = re.sub(r"default config file locations:.*?\n\n", "", said.getvalue(), flags=re.DOTALL)
+    return re.sub(r",\s+known\s+subclasses:[^)]*\)", ")", text)
+
+
+def quiet_lightning() -> None:
+    """Hides lightning's advertising, and advice that does not apply: batches are in memory, a run has one folder."""
+    for name in ("pytorch", "fabric"):
+        logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
+    for text in HIDDEN_WARNINGS:
+        warnings.filterwarnings("ignore", text)
+
+
+def _progress(callbacks: Sequence[L.pytorch.Callback], wanted: bool | None) -> list[L.pytorch.Callback]:
+    """The progress bar, unless there is another one or none is wanted."""
+    has_one = any(isinstance(one, L.pytorch.callbacks.ProgressBar) for one in callbacks)
+    return [] if has_one or wanted is False else [Progress()]
+
+
+def is_half_on_cpu(trainer: Any) -> bool:
+    """Whether the settings of a trainer ask for mixed precision with float16 on a CPU."""
+    on_cpu = trainer["accelerator"] == "cpu" or (trainer["accelerator"] == "auto" and not torch.cuda.is_available())
+    return on_cpu and str(trainer["precision"]) in ("16", "16-mixed")
 
 
 def _several(given: Any) -> list[Any]:
@@ -97,11 +157,6 @@ def _several(given: Any) -> list[Any]:
     return given if isinstance(given, list) else [] if given is None else [given]
 
 
-def _config_path(word: str, before: str) -> str:
-    """The path of a config that is given as a file or by the name of a shipped one; other arguments as they are."""
-    if before != "--config" or Path(word).exists():
-        return word
-    path = CONFIGS / (word if word.endswith(".yaml") else f"{word}.yaml")
-    if not path.exists():
-        raise FileNotFoundError(f"there is no config {word}; the package has {', '.join(shipped_configs())}")
-    return str(path)
+if __name__ == "__main__":
+    os.environ["COLUMNS"] = HELP_WIDTH
+    FIT_HELP.write_text(f"{versions()}\n{fit_help()}", encoding="utf-8")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 UNFINISHED = ".unfinished"
 
@@ -29,6 +31,28 @@ def write_whole(path: Path, *pieces: bytes | memoryview, keep: Path | None = Non
                 temporary.unlink()
             raise
         _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to; the file there takes the place of the one at `path` when the block ends without an error.
+
+    What a link at `path` points to stays as it is.
+    """
+    temporary = path.with_name(f"{UNFINISHED}.{os.getpid()}.{path.name}")  # keeps the ending, which decides the format
+    with _naming(path):
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Replaces a file by a document in JSON, in which every number is finite."""
+    write_whole(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
 
 def append(path: Path, piece: bytes) -> None:

@@ -2,6 +2,8 @@
 
 import math
 import re
+import resource
+import zlib
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import torch
 
 import lrd_kernels as lrd
 from benchmarks.stress import __main__ as stress
-from benchmarks.stress import budgets, exact, inputs, runner
+from benchmarks.stress import budgets, damaged, exact, inputs, runner
 from lrd_kernels import testing
 
 pytestmark = pytest.mark.skipif(not lrd.backends()["cpu"].available, reason="the compiled library did not load")
@@ -101,6 +103,28 @@ def test_command(tmp_path, capsys):
     assert text in capsys.readouterr().out
     assert stress.main(["--functions", "marginal", "--number", "3"]) == 0
     assert capsys.readouterr().out == "right\n"
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), zlib.error("x"), ValueError("x"), MemoryError(), None])
+def test_readers_that_fail_otherwise_are_noticed(monkeypatch, error):
+    def read(path):
+        if error is not None:
+            raise error
+        held = bytearray(damaged.MOST_MB * 2**20 + resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        held[:: 2**12] = bytes(len(held[:: 2**12]))
+
+    kind = damaged.KINDS["damaged_flow"]._replace(read=read)
+    (found,) = damaged.check(kind, inputs.Draw(0, "damaged_flow", 0))
+    assert found.error == math.inf
+
+
+def test_every_file_and_every_damage_is_drawn():
+    for name, kind in damaged.KINDS.items():
+        seen = set()
+        for number in range(45):
+            g = inputs.Draw(7, name, number)
+            seen |= {g.pick(tuple(kind.files())), g.pick(damaged.DAMAGES)}
+        assert seen == {*kind.files(), *damaged.DAMAGES}
 
 
 def test_a_process_that_dies_is_a_wrong_answer(monkeypatch):

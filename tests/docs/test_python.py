@@ -50,6 +50,14 @@ def test_snippets_of_the_page_run(page, clean):
         compare(printed.getvalue(), block.output, where, block.varies)
 
 
+def test_own_network_and_data_take_forty_lines():
+    """The first snippet of its page trains and scores a user's own module and data set."""
+    page = next(page for page in pages.PAGES if pages.name_of(page) == "docs/own_network.md")
+    code = python_blocks(page)[0].code
+    assert len(code.splitlines()) <= 40
+    assert all(word in code for word in ("(nn.Module)", "(Dataset)", ".fit(", "evaluate(", "predict_joint("))
+
+
 def compare(printed, shown, where, varies=False):
     """Fails unless the output is as shown: the same words, and numbers that agree in all but the last digit shown."""
     if shown is None:

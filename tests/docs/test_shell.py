@@ -28,7 +28,7 @@ pytestmark = [
 ]
 CHEAP = ("python -m lrd_kernels", "python -m lrd_kernels.info")
 PROGRAMS = ("make", "python", "pip", "pytest", "lrd-uq")
-LRD_UQ = ("fit", "evaluate", "predict", "panel", "diagnose", "demo")
+LRD_UQ = ("configs", "fit", "evaluate", "predict", "panel", "diagnose", "demo")
 PROJECT = load_file(pages.ROOT / "pyproject.toml")
 TARGETS = set(re.findall(r"^([a-z-]+):.*##", (pages.ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -82,7 +82,7 @@ def check(tmp_path, monkeypatch):
     def lrd_uq(rest):
         from lightning.pytorch.cli import LightningCLI
 
-        from lrd_uq import cli, settings
+        from lrd_uq import cli, shipped
 
         assert rest[0] in LRD_UQ
         if len(rest) == 1:  # `lrd-uq demo` has no required options; the others are named in passing
@@ -96,7 +96,7 @@ def check(tmp_path, monkeypatch):
         if rest[0] == "fit":
             run = tmp_path / rest[rest.index("--run") + 1]
             run.mkdir(parents=True)
-            shutil.copy(settings.CONFIGS / f"{rest[rest.index('--config') + 1]}.yaml", run / "config.yaml")
+            shutil.copy(shipped.CONFIGS / f"{rest[rest.index('--config') + 1]}.yaml", run / "config.yaml")
 
     return run
 
@@ -180,7 +180,7 @@ def test_installation_names_everything_the_build_needs():
 
 
 def test_training_page_names_every_config():
-    from lrd_uq.settings import shipped_configs
+    from lrd_uq.shipped import shipped_configs
 
     text = (pages.ROOT / "docs/training.md").read_text()
     assert [config for config in shipped_configs() if f"`{config}`" not in text] == []

@@ -7,10 +7,25 @@ pytest.importorskip("lightning")
 pytest.importorskip("mlxtend")
 
 from lrd_uq.data.inpainting import DigitInpainting
-from lrd_uq.data.order import EpochSeeds
+from lrd_uq.data.order import BatchSeeds
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import LowRankHead
 from lrd_uq.nets import DigitsUNet, wrap
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory):
+    """A finished run of `digits_dropout` with a small network. Tests only read it, or write to a copy."""
+    from lrd_uq import cli
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    settings = {"data.init_args.train": 64, "data.init_args.val": 20, "data.init_args.test": 12}
+    settings |= {"data.init_args.steps_per_epoch": 7, "trainer.max_steps": 21, "trainer.enable_progress_bar": "false"}
+    net = "model.net.init_args."
+    settings |= {f"{net}head.init_args.channels": 6, f"{net}backbone.init_args.channels": 6}
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    assert cli.main(["fit", "--config", "digits_dropout", "--run", str(folder), *words]) == 0
+    return folder
 
 
 @pytest.fixture
@@ -32,13 +47,13 @@ def make_net():
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    """Builds a trainer without output, seeded by epoch."""
+    """Builds a trainer without output, seeded by batch."""
 
     def make(steps, *callbacks, logger=False, **options):
         settings = {"accelerator": "cpu", "max_epochs": -1, "gradient_clip_val": 1.0, "num_sanity_val_steps": 0}
         settings |= {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
         settings |= {"default_root_dir": tmp_path, "log_every_n_steps": 1, **options}
-        return L.pytorch.Trainer(max_steps=steps, logger=logger, callbacks=[EpochSeeds(0), *callbacks], **settings)
+        return L.pytorch.Trainer(max_steps=steps, logger=logger, callbacks=[BatchSeeds(0), *callbacks], **settings)
 
     return make
 

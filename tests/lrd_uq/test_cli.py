@@ -14,11 +14,11 @@ from PIL import Image
 from realdata import colours, write_celeba, write_chairs, write_nyu
 
 import lrd_kernels as lrd
-from lrd_uq import cli, settings
+from lrd_uq import cli, settings, shipped
 from lrd_uq.data import load_digits
 from lrd_uq.metrics import read_metrics
 
-CONFIGS = settings.shipped_configs()
+CONFIGS = shipped.shipped_configs()
 SMALL = ["--data.init_args.train", "64", "--data.init_args.val", "20", "--data.init_args.test", "12"]
 SHORT = ["--data.init_args.steps_per_epoch", "3", "--trainer.max_steps", "6", "--trainer.log_every_n_steps", "1"]
 SHORT += ["--trainer.enable_progress_bar", "false", "--trainer.num_sanity_val_steps", "0"]
@@ -60,7 +60,8 @@ def test_every_shipped_config_fits(config, tmp_path):
     assert read_metrics(tmp_path / "run")["loss"][0] == [0, 1, 2, 3, 4, 5]
     words = ["evaluate", f"--run={tmp_path / 'run'}", "--samples", "3", "--ranks", "[2]"]
     assert cli.main(words) == 0
-    assert "rms_z" in next(iter(json.loads((tmp_path / "run" / "evaluation.json").read_text())["rows"].values()))
+    (written,) = (tmp_path / "run").glob("evaluation-test-T3-seed*.json")
+    assert "rms_z" in next(iter(json.loads(written.read_text())["rows"].values()))
 
 
 @pytest.mark.parametrize("config", ["natural_inpainting", "natural_colourisation", "moving_layers", "rendered_rooms"])
@@ -106,7 +107,7 @@ def test_own_config_starts_from_the_base(tmp_path):
 
     base = trainer()
     assert (base["gradient_clip_val"], base["max_epochs"]) == (1.0, -1)
-    assert names(base) == ["GradientFilter", "CovarianceMonitor", "Phases"]
+    assert names(base) == ["GradientFilter", "CovarianceMonitor", "ScoreMonitor", "Phases"]
     changed = trainer(
         "trainer:", "  gradient_clip_val: 0.5", "  callbacks: [{class_path: lrd_uq.monitors.GradientFilter}]"
     )
@@ -121,7 +122,7 @@ def test_there_is_a_config_for_every_method():
 
 
 def _text(config):
-    return (settings.CONFIGS / f"{config}.yaml").read_text()
+    return (shipped.CONFIGS / f"{config}.yaml").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +136,7 @@ def test_going_on_with_other_settings_is_refused(run, capsys):
     held = (run / "config.yaml").read_bytes(), (run / "last.ckpt").read_bytes()
     words = ["fit", "--config", "digits_dropout", "--run", str(run), *FEW, "--trainer.max_steps", "21"]
     assert cli.main([*words, "--model.alpha", "0.5"]) == 1
-    assert "another model" in capsys.readouterr().err
+    assert "model.alpha was None and is now 0.5" in capsys.readouterr().err
     assert ((run / "config.yaml").read_bytes(), (run / "last.ckpt").read_bytes()) == held
     assert cli.main(words) == 0  # the same ones go on, with nothing left to do
 
@@ -145,7 +146,8 @@ def test_evaluate_prints_and_writes_scores(run, capsys):
     said = capsys.readouterr().out
     assert "12 items of the test data" in said
     assert "joint minus expected weights, paired: " in said
-    document = json.loads((run / "evaluation.json").read_text())
+    (written,) = run.glob("evaluation-test-T4-*.json")
+    document = json.loads(written.read_text())
     assert set(document["rows"]) == {
         *("joint", "diagonal", "mixture", "expected"),
         *("joint 2", "joint 2 unfolded", "joint 4", "joint 4 unfolded"),

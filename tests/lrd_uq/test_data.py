@@ -68,7 +68,7 @@ def test_broken_archives_are_named_and_refused(tmp_path, damage):
 def test_other_damage_is_named(folder, tmp_path):
     long = tmp_path / "long"
     long.write_bytes(idx(torch.zeros(3, 4, dtype=torch.uint8)) + b"more")
-    with pytest.raises(ValueError, match=r"long is corrupt: a header of shape \[3, 4\] needs 24 bytes, it has 28"):
+    with pytest.raises(ValueError, match=r"long is corrupt: a header of shape \[3, 4\] needs 24 bytes, it has more"):
         read_idx(long)
     floats = tmp_path / "floats"
     floats.write_bytes(bytes([0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0]))

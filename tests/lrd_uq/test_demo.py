@@ -62,8 +62,8 @@ def test_ordering_that_fails_is_said(tmp_path):
     """All rows are equal, except for the joint, which is below the expected weights."""
     keys = {"single", "diagonal", "expected", "joint", "mixture", "joint 8", "joint 8 unfolded"}
     rows = {key: Row(key, torch.arange(5.0) - 10 * (key == "joint"), torch.ones(5)) for key in keys}
-    scored = demo.Scored(Evaluation(rows, 0.1, 0.1, 0.5, None), 0.0, 1.0, 1.0, 0)
-    names = [spec.name for spec in demo.specs(tmp_path, 1, 0, 2, 5)]
+    scored = demo.Scored(Evaluation(rows, 0.1, 0.1, 0.5, None, None), 0.0, 1.0, 1.0, 0)
+    names = [spec.name for spec in demo.specs(tmp_path, 1, 0, 0, 2, 5)]
     lines = demo_report.write(tmp_path, dict.fromkeys(names, scored), {}, {"images": 5})
     wanted = "LR+D, MC dropout, joint, all columns above LR+D, MC dropout, expected weights (-10.0"
     assert any(line.startswith(f"- DOES NOT HOLD here: {wanted}") for line in lines)
@@ -71,7 +71,7 @@ def test_ordering_that_fails_is_said(tmp_path):
 
 def test_networks_are_the_configs_ones(tmp_path):
     """The demo trains the network of the shipped config."""
-    spec = demo.specs(tmp_path, 1000, 0, 64, 200)[0]
+    spec = demo.specs(tmp_path, 1000, 0, 0, 64, 200)[0]
     cli_module = settings.configure(["--config", "digits_dropout"]).model
     ours = spec.configure().model
     assert {k: v.shape for k, v in ours.net.named_parameters()} == {

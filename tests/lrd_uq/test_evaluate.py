@@ -1,6 +1,9 @@
 """Scores: every row against plain torch on dense matrices, and calibration on data from a known Gaussian."""
 
+import json
 import math
+import warnings
+import weakref
 
 import pytest
 import torch
@@ -8,16 +11,20 @@ import torch
 import lrd_kernels as lrd
 from lrd_uq.bayes import Dropout, Ensemble, Method
 from lrd_uq.data.batch import Batch
+from lrd_uq.data.reading import BrokenFile
+from lrd_uq.data.task import LazyItems
 from lrd_uq.evaluate import (
     Difference,
     Row,
     calibration,
     collect,
     evaluate,
+    failures,
     kept_columns,
     key_of,
     paired,
     standardised_sum,
+    summary,
     table,
     verdict,
 )
@@ -46,13 +53,11 @@ def dense_log_prob(mean, covariance, target, mask):
 def test_rows_are_those_of_dense_matrices(small, images_at_once):
     net, batch = small
     method, T = Dropout(), 6
-    torch.manual_seed(3)
-    found = evaluate(method, net, batch, T, (3, 50), images_at_once)
-    torch.manual_seed(3)
+    found = evaluate(method, net, batch, T, (3, 50), images_at_once, seed=3)
     target, mask = batch.target.flatten(1), batch.mask.flatten(1)
     for begin in range(0, 4, images_at_once):
         some = slice(begin, begin + images_at_once)
-        means, factors, diags = collect(method, net, batch.input[some], T, mask[some])
+        means, factors, diags = collect(method, net, batch.input[some], T, mask[some], seed=3)
         for i in range(means.shape[1]):
             n = begin + i
             mu, P, D = means[:, i].double(), factors[:, i].double(), diags[:, i].double()
@@ -147,3 +152,84 @@ def test_table_is_markdown_with_numbers():
     assert len({len(line) for line in lines}) == 1
     assert [cell.strip() for cell in lines[2].split("|")[1:-1]] == ["first", "2.0", "1.4", "1.58", "0.50"]
     assert [cell.strip() for cell in lines[3].split("|")[1:-1]] == ["second", "5.0", "0.0", "", ""]
+
+
+@pytest.mark.parametrize("method", [Dropout(), Method()])
+def test_failed_items_are_counted_and_named(small, method):
+    """An item without a log-likelihood is not averaged away, and the other items are scored as without it."""
+    net, batch = small
+    broken = batch._replace(input=batch.input.clone(), target=batch.target.clone(), mask=torch.ones_like(batch.mask))
+    wanted = evaluate(method, net, broken, 4, (3,)).rows
+    broken.input[1] = torch.nan
+    broken.target[3, 0, 2, 2] = torch.inf
+    found = evaluate(method, net, broken, 4, (3,))
+    for key, row in found.rows.items():
+        assert row.failed == [1, 3]
+        assert math.isnan(row.mean)
+        torch.testing.assert_close(row.log_probs[[0, 2]], wanted[key].log_probs[[0, 2]])
+        figures = summary(row)
+        assert figures["mean"] is None
+        assert figures["failed"] == [1, 3]
+        assert "2 of 4 items is not a finite number: 1, 3" in figures["reasons"]["mean"]
+        assert figures["others"]["mean"] == pytest.approx(float(wanted[key].log_probs[[0, 2]].mean()))
+        json.dumps(figures, allow_nan=False)
+    (line,) = [line for line in failures(list(found.rows.items())) if line.startswith("diagonal:")]
+    assert "2 of 4 items is not a finite number: 1, 3; mean of the others" in line
+
+
+def test_one_item_has_no_spread(small):
+    net, batch = small
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = evaluate(Dropout(), net, Batch(*(part[:1] for part in batch)), 4)
+        figures = summary(found.rows["joint"])
+        assert table(list(found.rows.items()))
+    assert (figures["sd"], figures["reasons"]) == (None, {"sd": "one item has no spread"})
+    assert math.isfinite(figures["mean"])
+    json.dumps(figures, allow_nan=False)
+
+
+def test_nothing_to_score_is_refused(small):
+    with pytest.raises(ValueError, match="no items"):
+        evaluate(Dropout(), small[0], [])
+    with pytest.raises(ValueError, match="T must be at least 1; got 0"):
+        evaluate(Dropout(), small[0], small[1], T=0)
+
+
+def test_items_are_read_as_they_are_needed(small):
+    """No more than one batch of items is alive at a time; a skipped item keeps its number."""
+    net, batch = small
+    alive, most = [], []
+
+    def make(number):
+        if number == 5:
+            raise BrokenFile("item 5")
+        item = Batch(*(part[number % 4].clone() for part in batch))
+        item = item._replace(target=torch.full_like(item.target, torch.nan)) if number == 8 else item
+        alive.append(weakref.ref(item.input))
+        most.append(sum(one() is not None for one in alive))
+        return item
+
+    items = LazyItems(range(40), make, on_broken="skip")
+    with pytest.warns(UserWarning, match="skipped: item 5"):
+        found = evaluate(Dropout(), net, items, 2, images_at_once=3)
+    assert len(found.rows["joint"].log_probs) == 39
+    assert found.rows["joint"].failed == [8]
+    assert max(most) <= 2 * 3
+    assert found.scores.items.tolist() == [n for n in range(40) if n != 5]
+
+
+def test_evaluation_leaves_the_network_and_torch_alone(small):
+    net, batch = small
+    net.train()
+    state, modes = torch.get_rng_state(), [module.training for module in net.modules()]
+    first = evaluate(Dropout(), net, batch, 3)
+    assert [module.training for module in net.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(5)
+    again = evaluate(Dropout(), net, batch, 3)
+    for key, row in first.rows.items():
+        assert torch.equal(row.log_probs, again.rows[key].log_probs)
+        assert not row.log_probs.requires_grad
+    other = evaluate(Dropout(), net, batch, 3, seed=1)
+    assert not torch.equal(other.rows["joint"].log_probs, first.rows["joint"].log_probs)

@@ -373,6 +373,81 @@ def test_terminated_run_says_143_and_goes_on_exactly(trained, tmp_path, capsys, 
     assert same(tmp_path / "last.ckpt", trained / "last.ckpt")
 
 
+# --- a finished run, and other settings ---
+
+
+def content(folder):
+    return {
+        file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.iterdir() if file.name != ".lock"
+    }
+
+
+def test_finished_run_is_left_as_it_is(run, capsys):
+    before = content(run)
+    capsys.readouterr()
+    for more in ([], ["--trainer.max_time", "00:00:00:01"], ["--trainer.log_every_n_steps", "2"]):
+        assert cli.main(words(run, *more)) == 0
+        assert f"{run} is finished: its last step, 6, is trained and saved" in capsys.readouterr().out
+        assert content(run) == before
+    (run / "last.ckpt").unlink()
+    with pytest.warns(UserWarning, match="of step 3 is used instead"):
+        assert cli.main(words(run)) == 0
+    assert "is finished" not in capsys.readouterr().out
+    assert checkpoints.load(run / "last.ckpt")["global_step"] == 6
+
+
+PHASES = '[{"class_path": "lrd_uq.monitors.GradientFilter"}, {"class_path": "lrd_uq.phases.Phases", "init_args": '
+PHASES += '{"phases": [{"start": 0, "rank": 0}, {"start": 0.5}]}}]'
+OTHER = {
+    "trainer.max_steps": ("9", "a run cannot be made longer or shorter"),
+    "trainer.max_epochs": ("5", "a run cannot be made longer or shorter"),
+    "trainer.precision": ("bf16-mixed", "trainer.precision was "),
+    "trainer.gradient_clip_val": ("0.5", "trainer.gradient_clip_val was 1.0 and is now 0.5"),
+    "trainer.gradient_clip_algorithm": ("value", "is now 'value'"),
+    "trainer.accumulate_grad_batches": ("2", "trainer.accumulate_grad_batches was 1 and is now 2"),
+    "trainer.limit_train_batches": ("2", "trainer.limit_train_batches was None and is now 2"),
+    "trainer.callbacks": (PHASES, "trainer.callbacks[1].init_args.phases[1].start was 0.15 and is now 0.5"),
+    "seed_everything": ("1", "seed_everything was 0 and is now 1"),
+    "model.learning_rate": ("0.1", "model.learning_rate was "),
+    "model.method": ("lrd_uq.bayes.Method", "model.method was 'lrd_uq.bayes.Dropout' and is now 'lrd_uq.bayes.Method'"),
+    "data.init_args.split_seed": ("1", "data.init_args.split_seed was 0 and is now 1"),
+}
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_other_settings_are_refused_by_name(key, run, capsys):
+    value, said = OTHER[key]
+    before = content(run)
+    for finished in (True, False):
+        capsys.readouterr()
+        assert cli.main(words(run, f"--{key}={value}")) == 1
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lrd-uq")]
+        assert said in line
+        assert f"{run} holds a run with other settings: " in line
+        assert content(run) == before
+        if finished:
+            (run / "last.ckpt").write_bytes((run / "previous.ckpt").read_bytes())
+            before = content(run)
+
+
+def test_what_changes_no_weights_may_differ(run, trained):
+    (run / "last.ckpt").write_bytes((run / "previous.ckpt").read_bytes())
+    more = ["--trainer.val_check_interval=2", "--trainer.limit_val_batches=1", "--trainer.log_every_n_steps=2"]
+    more += ["--trainer.enable_model_summary=true", "--trainer.max_time=01:00:00:00"]
+    more += ['--trainer.callbacks+={"class_path": "LearningRateMonitor"}']
+    assert cli.main(words(run, *more)) == 0
+    assert same(run / "last.ckpt", trained / "last.ckpt")
+
+
+def test_run_of_epochs_is_finished_too(tmp_path, capsys):
+    epochs = words(tmp_path, "--trainer.max_epochs", "2", steps=-1)
+    assert cli.main(epochs) == 0
+    before = content(tmp_path)
+    assert cli.main(epochs) == 0
+    assert "is finished: its last step, 6," in capsys.readouterr().out
+    assert content(tmp_path) == before
+
+
 # --- one process ---
 
 
@@ -450,12 +525,12 @@ for free in range(0, 400, int(os.environ["KILOBYTES"])):
     assert status in (0, 1)
     assert not list(run.glob("*.unfinished"))
     seen.add((status, step))
-    if status == 0 and not (run / "evaluation.json").exists():
+    if status == 0 and not list(run.glob("evaluation*")):
         room = os.statvfs(disk)
         with filler.open("ab") as more:
             more.write(bytes(room.f_bavail * room.f_frsize))
         assert cli.main(["evaluate", "--run", str(run), "--samples", "2", "--ranks", "[2]"]) == 1
-        assert not (run / "evaluation.json").exists()
+        assert not list(run.glob("evaluation*"))
     filler.unlink()
     assert cli.main([*words, "--run", str(run)]) == 0  # there is room again
     assert checkpoints.newest(run).content["global_step"] == 9

@@ -56,9 +56,9 @@ class Ensemble(Method):
         return list(net.members)  # type: ignore[arg-type]
 
     def sample_predictions(
-        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
+        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:
-        """One prediction per member: at most as many as there are members, even if T is larger."""
+        """One prediction per member: at most as many as there are members, even if T is larger; nothing is random."""
         for member in self.members(net)[:T]:
             yield eval_predictor(member)(x, mask)
 

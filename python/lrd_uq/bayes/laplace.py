@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import lrd_kernels as lrd
-from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor, predict_with
+from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor, keep_precision, predict_with
+from lrd_uq.bayes.noise import generator
 from lrd_uq.data.batch import Batch
 from lrd_uq.heads import Gaussian, Output
 from lrd_uq.nets import GaussianNet, SplitNet
@@ -30,14 +31,17 @@ class LaplaceNet(nn.Module):
         n = net.head.outputs * (net.head.channels + 1)
         self.register_buffer("tril", torch.zeros(n, n, dtype=torch.float64))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        return keep_precision(self, super()._apply, fn, recurse)
+
     def forward(self, x: Tensor) -> Output:
         return self.net(x)
 
-    def draw(self) -> dict[str, Tensor]:
+    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """A draw of the weights and biases of the mean, by name."""
-        head = self.net.head
-        noise = torch.randn(len(self.tril), 1, dtype=self.tril.dtype, device=self.tril.device)
-        step = torch.linalg.solve_triangular(self.tril.mT, noise, upper=True).view(head.outputs, -1)
+        head, tril = self.net.head, self.tril
+        noise = torch.randn(len(tril), 1, dtype=tril.dtype, device=tril.device, generator=generator)
+        step = torch.linalg.solve_triangular(tril.mT, noise, upper=True).view(head.outputs, -1)
         step = step.to(head.mean_weight)
         return {"head.mean_weight": head.mean_weight + step[:, :-1], "head.mean_bias": head.mean_bias + step[:, -1]}
 
@@ -86,13 +90,13 @@ class Laplace(Method):
         own.tril.copy_(torch.linalg.cholesky(precision / self.temperature))
 
     def sample_predictions(
-        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
+        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:
         own = _of(net)
         if not own.tril.any():
             raise ValueError("the last layer has no posterior yet: train to the end first")
-        for _ in range(T):
-            yield predict_with(own.net, own.draw(), x, mask)
+        for t in range(T):
+            yield predict_with(own.net, own.draw(generator(x.device, seed, t)), x, mask)
 
     def expected(self, net: nn.Module) -> Predict:
         return eval_predictor(_of(net).net)

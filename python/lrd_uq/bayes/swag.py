@@ -9,13 +9,15 @@ the low-rank covariance of the last K. With z ~ N(0, I),
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lrd_uq.bayes.base import Method, Predict, predict_with
+from lrd_uq.bayes.base import Method, Predict, keep_precision, predict_with
+from lrd_uq.bayes.noise import generator
 from lrd_uq.heads import Gaussian, Output
 from lrd_uq.nets import GaussianNet
 
@@ -35,6 +37,9 @@ class SwagNet(nn.Module):
         for name, shape in (("mean", (n,)), ("square", (n,)), ("deviations", (columns, n)), ("count", ())):
             self.register_buffer(name, torch.zeros(shape))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        return keep_precision(self, super()._apply, fn, recurse)
+
     def forward(self, x: Tensor) -> Output:
         return self.net(x)
 
@@ -48,7 +53,9 @@ class SwagNet(nn.Module):
     def by_name(self, weights: Tensor) -> dict[str, Tensor]:
         """Concatenated weights [n] as parameters of the network."""
         parts = weights.split([p.numel() for p in self.trainable().values()])
-        return {name: part.view_as(p) for (name, p), part in zip(self.trainable().items(), parts, strict=True)}
+        return {
+            name: part.view_as(p).to(p.dtype) for (name, p), part in zip(self.trainable().items(), parts, strict=True)
+        }
 
     @torch.no_grad()
     def snapshot(self) -> None:
@@ -59,13 +66,15 @@ class SwagNet(nn.Module):
         self.deviations[int(count) % len(self.deviations)] = weights - self.mean
         self.count += 1
 
-    def draw(self) -> Tensor:
+    def draw(self, generator: torch.Generator) -> Tensor:
         """A draw of all trainable weights: [n]."""
         used = min(int(self.count), len(self.deviations))
         spread = (self.square - self.mean.square()).clamp(min=0).sqrt()
-        noise = torch.randn(used, device=self.mean.device)
+        options: dict[str, Any] = {"device": self.mean.device, "dtype": self.mean.dtype}
+        noise = torch.randn(used, generator=generator, **options)
         along = noise @ self.deviations[:used] / math.sqrt(max(used - 1, 1))
-        return self.mean + (spread * torch.randn_like(spread) + along) / math.sqrt(2)
+        own = spread * torch.randn(len(spread), generator=generator, **options)
+        return self.mean + (own + along) / math.sqrt(2)
 
 
 class Swag(Method):
@@ -119,11 +128,11 @@ class Swag(Method):
             _of(net).snapshot()
 
     def sample_predictions(
-        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
+        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:
         own = self._with_snapshots(net)
-        for _ in range(T):
-            yield predict_with(own.net, own.by_name(own.draw()), x, mask)
+        for t in range(T):
+            yield predict_with(own.net, own.by_name(own.draw(generator(x.device, seed, t))), x, mask)
 
     def expected(self, net: nn.Module) -> Predict:
         own = self._with_snapshots(net)

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
 from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor
+from lrd_uq.bayes.noise import generator
 from lrd_uq.heads import Gaussian, MeanHead
 from lrd_uq.nets import GaussianNet
 
@@ -38,6 +39,7 @@ class VariationalLayer(nn.Module):
         self.initial_std = initial_std
         self.raw_std = nn.Parameter(torch.empty_like(self.mean))
         self.noise = "activations"  # evaluation mode adds no noise, except for "weights"
+        self.generator: torch.Generator | None = None  # of drawn weights; None for torch's own
         self.reset_parameters()
         self.train(layer.training)
 
@@ -55,7 +57,9 @@ class VariationalLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.noise == "weights":
-            return functional_call(self.layer, {"weight": self.mean + self.std * torch.randn_like(self.mean)}, (x,))
+            options: dict[str, Any] = {"dtype": self.mean.dtype, "device": self.mean.device}
+            noise = torch.randn(self.mean.shape, generator=self.generator, **options)
+            return functional_call(self.layer, {"weight": self.mean + self.std * noise}, (x,))
         out = self.layer(x)
         if self.noise == "none" or not self.training:
             return out
@@ -90,9 +94,8 @@ class Variational(Method):
 
     Args:
         prior_std: prior standard deviation of every weight.
-        kl_weight: weight of the KL divergence. The objective weights the likelihood by alpha, 0.125 by default; with
-            the same value here the two have the proportions of the evidence lower bound. With 1, the prior outweighs
-            the data of the digits configs.
+        kl_weight: weight of the KL divergence; None for the alpha of the objective at every step, by which the two have
+            the proportions of the evidence lower bound. With 1, the prior outweighs the data of the digits configs.
         initial_std: initial standard deviation of every weight.
 
     It raises ValueError for a backbone without convolutions and linear layers.
@@ -108,7 +111,7 @@ class Variational(Method):
         [(1, 784), (1, 784)]
     """
 
-    def __init__(self, prior_std: float = 0.1, kl_weight: float = 0.125, initial_std: float = 0.01) -> None:
+    def __init__(self, prior_std: float = 0.1, kl_weight: float | None = None, initial_std: float = 0.01) -> None:
         self.prior_std, self.kl_weight, self.initial_std = prior_std, kl_weight, initial_std
 
     def prepare(self, net: GaussianNet) -> nn.Module:
@@ -123,25 +126,27 @@ class Variational(Method):
         for layer in layers(net):
             layer.noise = "activations" if on else "none"
 
-    def kl(self, net: nn.Module) -> Tensor | None:
+    def kl(self, net: nn.Module, alpha: float) -> Tensor | None:
         active = [layer.kl() for layer in layers(net) if layer.noise != "none"]
-        return self.kl_weight * torch.stack(active).sum() if active else None
+        weight = alpha if self.kl_weight is None else self.kl_weight
+        return weight * torch.stack(active).sum() if active else None
 
     @torch.no_grad()
     def sample_predictions(
-        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1
+        self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:
         (member,) = self.members(net)
-        for _ in range(T):  # one draw of the weights per pass: `chunk` has no effect
+        for t in range(T):  # one draw of the weights per pass: `chunk` has no effect
             before = [(layer, layer.noise) for layer in layers(net)]
+            source = generator(x.device, seed, t)
             with eval_mode(net):
                 for layer, _ in before:
-                    layer.noise = "weights"
+                    layer.noise, layer.generator = "weights", source
                 try:
                     prediction = member.gaussian(x, mask)
                 finally:
                     for layer, noise in before:
-                        layer.noise = noise
+                        layer.noise, layer.generator = noise, None
             yield prediction
 
     def expected(self, net: nn.Module) -> Predict:

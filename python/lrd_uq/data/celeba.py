@@ -7,8 +7,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lrd_uq.data.files import BrokenFile, read_colour, read_lines
+from lrd_uq.data.files import read_colour, read_lines
 from lrd_uq.data.pictures import Inpainting, PictureTask, Question
+from lrd_uq.data.reading import BrokenFile
 from lrd_uq.data.task import at_most
 
 MAPPING, PARTITION, IMAGES = "CelebA-HQ-to-CelebA-mapping.txt", "list_eval_partition.txt", "CelebA-HQ-img"
@@ -58,21 +59,24 @@ class CelebA(PictureTask):
 
     def split(self) -> tuple[list[Path], list[Path], list[Path]]:
         """The files of the three parts, in the order of the mapping file."""
-        partition = self.folder / PARTITION
-        parts: dict[str, int] = {}
-        for words in read_lines(partition):
-            if len(words) != 2 or words[1] not in ("0", "1", "2"):
-                raise BrokenFile(
-                    f"{partition} must have a file name and 0, 1 or 2 in every line; got {' '.join(words)!r}"
-                )
-            parts[words[0]] = int(words[1])
+        partition, parts = self.folder / PARTITION, self._partition()
         mapping = self.folder / MAPPING
+        lines = read_lines(mapping)
+        if not lines or len(lines[0]) != 3 or lines[0][0].isdecimal():
+            raise BrokenFile(
+                f"{mapping} must begin with a heading, as 'idx orig_idx orig_file'; got"
+                f" {' '.join(lines[0]) if lines else 'nothing'!r}"
+            )
         found: tuple[list[Path], list[Path], list[Path]] = ([], [], [])
-        for words in read_lines(mapping)[1:]:
-            if len(words) != 3 or not words[0].isdecimal():
+        seen: set[str] = set()
+        for words in lines[1:]:
+            if len(words) != 3 or not (words[0].isdecimal() and words[1].isdecimal()):
                 raise BrokenFile(
                     f"{mapping} must have two numbers and a file name in every line; got {' '.join(words)!r}"
                 )
+            if words[0] in seen or words[2] in seen:
+                raise BrokenFile(f"{mapping} has {words[0]} or {words[2]} twice")
+            seen |= {words[0], words[2]}
             if words[2] not in parts:
                 raise BrokenFile(f"{mapping} names {words[2]}, which is missing in {partition.name}")
             found[parts[words[2]]].append(self._picture(words[0]))
@@ -80,8 +84,21 @@ class CelebA(PictureTask):
             raise BrokenFile(f"{mapping} and {partition.name} leave a part empty: {[len(files) for files in found]}")
         return found
 
+    def _partition(self) -> dict[str, int]:
+        """File name in CelebA -> part."""
+        partition = self.folder / PARTITION
+        parts: dict[str, int] = {}
+        for words in read_lines(partition):
+            if len(words) != 2 or words[1] not in ("0", "1", "2"):
+                raise BrokenFile(
+                    f"{partition} must have a file name and 0, 1 or 2 in every line; got {' '.join(words)!r}"
+                )
+            if parts.setdefault(words[0], int(words[1])) != int(words[1]):
+                raise BrokenFile(f"{partition} has {words[0]} in two parts, {parts[words[0]]} and {words[1]}")
+        return parts
+
     def _picture(self, number: str) -> Path:
         for suffix in (".jpg", ".png"):
-            if (path := self.folder / IMAGES / f"{number}{suffix}").is_file():
+            if (path := self.folder / IMAGES / f"{number}{suffix}").exists():
                 return path
         return self.folder / IMAGES / f"{number}.jpg"  # missing: reading it raises an error with this name

@@ -28,8 +28,9 @@ class DepthTask(Task):
         steps_per_epoch: int | None = None,
         seed: int = 0,
         workers: int = 0,
+        split_seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, steps_per_epoch, seed, workers)
+        super().__init__(batch_size, steps_per_epoch, seed, workers, split_seed)
         self.size = (int(size[0]), int(size[1]))
 
     def read(self, path: Path) -> Batch:
@@ -51,7 +52,7 @@ class NyuDepth(DepthTask):
         size: height and width to which pictures are resized.
         train, val, test: maximum number of items of each part; None for all.
         on_broken: "refuse" (raise an error) or "skip" pairs that cannot be read.
-        batch_size, steps_per_epoch, seed, workers: see `Task`.
+        batch_size, steps_per_epoch, seed, workers, split_seed: see `Task`.
     """
 
     def __init__(
@@ -68,15 +69,16 @@ class NyuDepth(DepthTask):
         steps_per_epoch: int | None = None,
         seed: int = 42,
         workers: int = 0,
+        split_seed: int = 42,
     ) -> None:
-        super().__init__(size, batch_size, steps_per_epoch, seed, workers)
+        super().__init__(size, batch_size, steps_per_epoch, seed, workers, split_seed)
         self.file, self.splits, self.raw, self.on_broken = NyuFile(Path(file)), Path(splits), raw, on_broken
         self.most = (train, val, test)
 
     def datasets(self) -> Datasets:
         count = len(self.file)
         known, held_out = read_splits(self.splits, count)
-        kept, _, chosen = random_split(len(known), self.seed, 0.8, 0.0)
+        kept, _, chosen = random_split(len(known), self.split_seed, 0.8, 0.0)
         parts = ([known[i] for i in kept], [known[i] for i in chosen], held_out)
         return lazy_datasets(at_most(parts, self.most), self.pair, self.on_broken)
 
@@ -94,7 +96,7 @@ class RenderedRooms(DepthTask):
         size: height and width of a picture.
         train, val, test: number of rooms of each part.
         test_on: "generated", or "motorcycle" for a real picture with measured distances.
-        batch_size, steps_per_epoch, seed, workers: see `Task`.
+        batch_size, steps_per_epoch, seed, workers, split_seed: see `Task`.
     """
 
     def __init__(
@@ -108,9 +110,10 @@ class RenderedRooms(DepthTask):
         steps_per_epoch: int | None = None,
         seed: int = 0,
         workers: int = 0,
+        split_seed: int = 0,
     ) -> None:
         motorcycle.check(test_on)
-        super().__init__(size, batch_size, steps_per_epoch, seed, workers)
+        super().__init__(size, batch_size, steps_per_epoch, seed, workers, split_seed)
         self.counts, self.test_on = (train, val, test), test_on
 
     def datasets(self) -> Datasets:
@@ -120,4 +123,4 @@ class RenderedRooms(DepthTask):
     def view(self, key: tuple[int, int]) -> Batch:
         if key[0] == 2 and self.test_on == "motorcycle":  # a single picture
             return Batch(*motorcycle.depth(self.size))
-        return Batch(*room(self.size, key[0], item_generator(self.seed, *key)))
+        return Batch(*room(self.size, key[0], item_generator(self.split_seed, *key)))

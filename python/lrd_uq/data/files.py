@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lrd_uq.data.images import PICTURES, pixels
+from lrd_uq.data.reading import BrokenFile, check_size, reading
+
 FLO_MAGIC = 202021.25  # the first four bytes of every .flo file, as a float
 UNKNOWN_FLOW = 1e9  # larger numbers mark unknown flow
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm")
-
-
-class BrokenFile(ValueError):
-    """A file that is corrupt, truncated or of another kind; the message names it."""
 
 
 def read_grey(path: Path, side: int) -> Tensor:
     """A greyscale picture, [side, side] in [0, 1]; raises `BrokenFile` if it has another size or cannot be read."""
-    grey = torch.from_numpy(_read(path, "L"))
+    grey = torch.from_numpy(pixels(path, "L"))
     if grey.shape != (side, side):
         raise BrokenFile(f"{path} must have {side} x {side} pixels; got {grey.shape[1]} x {grey.shape[0]}")
     return grey
@@ -28,18 +26,8 @@ def read_grey(path: Path, side: int) -> Tensor:
 
 def read_colour(path: Path, size: tuple[int, int] | None = None) -> Tensor:
     """An RGB picture, [3, H, W] in [0, 1], resized to `size` (H, W) if given."""
-    picture = torch.from_numpy(_read(path, "RGB")).movedim(-1, 0)
+    picture = torch.from_numpy(pixels(path, "RGB")).movedim(-1, 0)
     return picture if size is None else resize(picture, size)
-
-
-def _read(path: Path, mode: str) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert(mode), dtype=np.float32) / 255
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise BrokenFile(f"{path} is not a picture that can be read: {error}") from error
 
 
 def resize(values: Tensor, size: tuple[int, int]) -> Tensor:
@@ -62,17 +50,18 @@ def resize_known(values: Tensor, known: Tensor, size: tuple[int, int]) -> tuple[
 
 def read_flo(path: Path) -> Tensor:
     """Reads a flow field in Middlebury's .flo format: [2, H, W], horizontal and vertical, in pixels."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise BrokenFile(f"{path} cannot be read: {error}") from error
-    if len(data) < 12 or np.frombuffer(data, "<f4", 1)[0] != FLO_MAGIC:
-        raise BrokenFile(f"{path} is not a .flo file: it begins with {data[:4].hex(' ') or 'nothing'}")
-    width, height = (int(n) for n in np.frombuffer(data, "<i4", 2, 4))
-    wanted = 12 + 8 * width * height
-    if width < 1 or height < 1 or len(data) != wanted:
-        raise BrokenFile(f"{path} is broken: {width} x {height} pixels need {wanted} bytes, it has {len(data)}")
-    flow = np.frombuffer(data, "<f4", 2 * width * height, 12).reshape(height, width, 2)
+    with reading(path, "a flow field") as file:
+        length = file.seek(0, 2)
+        file.seek(0)
+        head = file.read(12)
+        if len(head) < 12 or np.frombuffer(head, "<f4", 1)[0] != FLO_MAGIC:
+            raise BrokenFile(f"{path} is not a .flo file: it begins with {head[:4].hex(' ') or 'nothing'}")
+        width, height = (int(n) for n in np.frombuffer(head, "<i4", 2, 4))
+        wanted = 12 + 8 * width * height
+        if min(width, height) < 1 or length != wanted:
+            raise BrokenFile(f"{path} is broken: {width} x {height} pixels need {wanted} bytes, it has {length}")
+        check_size(path, wanted)
+        flow = np.frombuffer(file.read(), "<f4").reshape(height, width, 2)
     return torch.from_numpy(flow.astype(np.float32)).movedim(-1, 0).contiguous()
 
 
@@ -101,10 +90,10 @@ def pictures_of(folder: Path) -> list[Path]:
 
 def read_lines(path: Path) -> list[list[str]]:
     """The words of every non-empty line."""
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BrokenFile(f"{path} is not a text file: {error}") from error
+    with reading(path, "a text file") as file:
+        check_size(path, file.seek(0, 2))
+        file.seek(0)
+        text = file.read().decode("utf-8")
     return [line.split() for line in text.splitlines() if line.strip()]

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from lrd_uq.data import motorcycle
 from lrd_uq.data.batch import Batch
-from lrd_uq.data.files import BrokenFile, known_flow, pictures_of, read_colour, read_flo, read_lines, resize_known
+from lrd_uq.data.files import known_flow, pictures_of, read_colour, read_flo, read_lines, resize, resize_known
 from lrd_uq.data.layers import moving_layers
 from lrd_uq.data.natural import item_generator
+from lrd_uq.data.reading import BrokenFile
 from lrd_uq.data.task import Datasets, Task, at_most, lazy_datasets, numbered_keys, random_split
 from lrd_uq.styles import Flow
 
@@ -33,8 +34,9 @@ class FlowTask(Task):
         steps_per_epoch: int | None = None,
         seed: int = 0,
         workers: int = 0,
+        split_seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, steps_per_epoch, seed, workers)
+        super().__init__(batch_size, steps_per_epoch, seed, workers, split_seed)
         self.size, self.unit = (int(size[0]), int(size[1])), unit
 
     def item(self, first: Tensor, second: Tensor, flow: Tensor, known: Tensor) -> Batch:
@@ -51,8 +53,20 @@ class FlowTask(Task):
     def read(self, path: Path) -> Batch:
         second = path.with_name(path.name.replace("_img1", "_img2"))
         unknown = torch.full((2, *self.size), torch.nan)
-        frames = read_colour(path, self.size), read_colour(second, self.size)
-        return self.item(*frames, unknown, torch.ones_like(unknown, dtype=torch.bool))
+        one, other = (resize(frame, self.size) for frame in read_frames(path, second))
+        return self.item(one, other, unknown, torch.ones_like(unknown, dtype=torch.bool))
+
+
+def read_frames(first: Path, second: Path) -> tuple[Tensor, Tensor]:
+    """Two frames of one size, [3, H, W] each."""
+    frames = read_colour(first), read_colour(second)
+    if frames[0].shape != frames[1].shape:
+        raise BrokenFile(f"{second} must have the size of {first.name}, {_size(frames[0])}; got {_size(frames[1])}")
+    return frames
+
+
+def _size(values: Tensor) -> str:
+    return f"{values.shape[-1]} x {values.shape[-2]}"
 
 
 class FlyingChairs(FlowTask):
@@ -71,6 +85,7 @@ class FlyingChairs(FlowTask):
         train, val, test: maximum number of items of each part; None for all.
         on_broken: "refuse" (raise an error) or "skip" pairs that cannot be read.
         batch_size, steps_per_epoch, seed, workers: see `Task`.
+        split_seed: see `Task`; None for 42. A file that names all three parts leaves nothing for it to choose.
     """
 
     def __init__(
@@ -87,8 +102,10 @@ class FlyingChairs(FlowTask):
         steps_per_epoch: int | None = None,
         seed: int = 42,
         workers: int = 0,
+        split_seed: int | None = None,
     ) -> None:
         super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers)
+        self.chosen_seed = split_seed
         self.folder, self.split_file, self.on_broken = Path(folder), split, on_broken
         self.most = (train, val, test)
 
@@ -106,24 +123,33 @@ class FlyingChairs(FlowTask):
         return found
 
     def split(self, count: int) -> tuple[list[int], list[int], list[int]]:
+        seed = 42 if self.chosen_seed is None else self.chosen_seed
         if self.split_file is None:
-            return random_split(count, self.seed, 0.8, 0.1)
+            return random_split(count, seed, 0.8, 0.1)
         path = Path(self.split_file)
-        words = [line[0] for line in read_lines(path)]
+        words = [" ".join(line) for line in read_lines(path)]
         if len(words) != count or set(words) - {"1", "2", "3"}:
-            raise BrokenFile(f"{path} must have 1, 2 or 3 for each of {count} pairs; it has {len(words)} lines")
+            raise BrokenFile(
+                f"{path} must have a line with 1, 2 or 3 for each of {count} pairs; it has {len(words)} lines, with"
+                f" {', '.join(sorted(set(words))[:5])}"
+            )
         train, val, test = ([i for i, word in enumerate(words) if word == part] for part in "123")
         if not test:
-            kept, _, held_out = random_split(len(train), self.seed, 0.9, 0.0)
+            kept, _, held_out = random_split(len(train), seed, 0.9, 0.0)
             train, val, test = [train[i] for i in kept], [train[i] for i in held_out], val
+        elif self.chosen_seed is not None:
+            raise ValueError(f"split_seed has no effect: {path} says where every pair belongs")
         return train, val, test
 
     def pair(self, name: str) -> Batch:
-        first, second = (read_colour(self.folder / f"{name}_img{i}.ppm", self.size) for i in (1, 2))
-        flow = read_flo(self.folder / f"{name}_flow.flo")
+        first, second = read_frames(*(self.folder / f"{name}_img{i}.ppm" for i in (1, 2)))
+        field = self.folder / f"{name}_flow.flo"
+        flow = read_flo(field)
+        if flow.shape[1:] != first.shape[1:]:
+            raise BrokenFile(f"{field} must have the size of its frames, {_size(first)}; got {_size(flow)}")
         scale = torch.tensor([self.size[1] / flow.shape[2], self.size[0] / flow.shape[1]])[:, None, None]
         motion, known = resize_known(flow, known_flow(flow), self.size)
-        return self.item(first, second, motion * scale, known)
+        return self.item(resize(first, self.size), resize(second, self.size), motion * scale, known)
 
 
 class MovingLayers(FlowTask):
@@ -136,7 +162,7 @@ class MovingLayers(FlowTask):
         layers: maximum number of pieces over the background.
         train, val, test: number of pairs of each part.
         test_on: "generated", or "motorcycle" for crops of a real stereo pair with measured disparities.
-        batch_size, steps_per_epoch, seed, workers: see `Task`.
+        batch_size, steps_per_epoch, seed, workers, split_seed: see `Task`.
     """
 
     def __init__(
@@ -152,9 +178,10 @@ class MovingLayers(FlowTask):
         steps_per_epoch: int | None = None,
         seed: int = 0,
         workers: int = 0,
+        split_seed: int = 0,
     ) -> None:
         motorcycle.check(test_on)
-        super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers)
+        super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers, split_seed)
         self.layers, self.counts, self.test_on = layers, (train, val, test), test_on
 
     def datasets(self) -> Datasets:
@@ -162,7 +189,7 @@ class MovingLayers(FlowTask):
 
     def pair(self, key: tuple[int, int]) -> Batch:
         part, number = key
-        generator = item_generator(self.seed, part, number)
+        generator = item_generator(self.split_seed, part, number)
         if part == 2 and self.test_on == "motorcycle":
             first, second, disparity, known = motorcycle.crop(self.size, generator)
             flow = torch.cat([-disparity, torch.zeros_like(disparity)])

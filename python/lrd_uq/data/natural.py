@@ -57,7 +57,7 @@ class NaturalPictures(PictureTask):
         question: `Inpainting` (None: of the middle) or `Colourisation`.
         size: height and width of a crop.
         train, val, test: number of crops of each part.
-        batch_size, steps_per_epoch, seed, workers: see `Task`.
+        batch_size, steps_per_epoch, seed, workers, split_seed: see `Task`.
     """
 
     def __init__(
@@ -71,9 +71,10 @@ class NaturalPictures(PictureTask):
         steps_per_epoch: int | None = None,
         seed: int = 0,
         workers: int = 0,
+        split_seed: int = 0,
     ) -> None:
         question = Inpainting() if question is None else question
-        super().__init__(question, size, "refuse", batch_size, steps_per_epoch, seed, workers)
+        super().__init__(question, size, "refuse", batch_size, steps_per_epoch, seed, workers, split_seed)
         self.counts = (train, val, test)
 
     def sources(self) -> Sequence[Sequence[tuple[int, int]]]:
@@ -81,5 +82,5 @@ class NaturalPictures(PictureTask):
 
     def picture(self, source: tuple[int, int]) -> Tensor:
         part, number = source
-        generator = item_generator(self.seed, part, number)
+        generator = item_generator(self.split_seed, part, number)
         return random_crop(random_strip(part, generator), self.size, generator)

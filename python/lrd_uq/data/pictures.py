@@ -70,7 +70,7 @@ class PictureTask(Task):
         question: `Inpainting` or `Colourisation`.
         size: height and width to which pictures are resized.
         on_broken: "refuse" (raise an error) or "skip" files that cannot be read.
-        batch_size, steps_per_epoch, seed, workers: see `Task`.
+        batch_size, steps_per_epoch, seed, workers, split_seed: see `Task`.
     """
 
     def __init__(
@@ -82,8 +82,9 @@ class PictureTask(Task):
         steps_per_epoch: int | None = None,
         seed: int = 0,
         workers: int = 0,
+        split_seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, steps_per_epoch, seed, workers)
+        super().__init__(batch_size, steps_per_epoch, seed, workers, split_seed)
         self.question, self.on_broken, self.style = question, on_broken, question.style
         self.size = (int(size[0]), int(size[1]))
 

@@ -50,7 +50,7 @@ class RegionalDemand(Task):
         history: hours in the input.
         horizon: hours to forecast.
         train, val, test: number of windows of each part.
-        batch_size, steps_per_epoch, seed: see `Task`.
+        batch_size, steps_per_epoch, seed, split_seed: see `Task`.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class RegionalDemand(Task):
         batch_size: int = 32,
         steps_per_epoch: int | None = None,
         seed: int = 0,
+        split_seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, steps_per_epoch, seed)
+        super().__init__(batch_size, steps_per_epoch, seed, split_seed=split_seed)
         self.regions, self.history, self.horizon, self.counts = regions, history, horizon, (train, val, test)
 
     def datasets(self) -> Datasets:
         span = self.history + self.horizon
-        values = regional_demand(sum(self.counts) + 3 * span, self.regions, self.seed)
+        values = regional_demand(sum(self.counts) + 3 * span, self.regions, self.split_seed)
         found, begin = [], 0
         for count in self.counts:
             found.append(Items(self.windows(values, begin, count)))

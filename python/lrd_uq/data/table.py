@@ -18,13 +18,18 @@ class CellMeasurements(Task):
 
     Args:
         train: fraction of the samples for training; half of the others are used for validation.
-        batch_size, steps_per_epoch, seed: see `Task`.
+        batch_size, steps_per_epoch, seed, split_seed: see `Task`.
     """
 
     def __init__(
-        self, train: float = 0.6, batch_size: int = 32, steps_per_epoch: int | None = None, seed: int = 0
+        self,
+        train: float = 0.6,
+        batch_size: int = 32,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        split_seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, steps_per_epoch, seed)
+        super().__init__(batch_size, steps_per_epoch, seed, split_seed=split_seed)
         if not 0 < train < 1:
             raise ValueError(f"train must be a fraction between 0 and 1; got {train}")
         self.train = train
@@ -35,7 +40,7 @@ class CellMeasurements(Task):
         except ImportError as error:
             raise ImportError("the table needs scikit-learn: pip install 'lrd-kernels[train]'") from error
         values = torch.from_numpy(load_breast_cancer().data).log1p()  # all positive, and skewed
-        parts = random_split(len(values), self.seed, self.train, (1 - self.train) / 2)
+        parts = random_split(len(values), self.split_seed, self.train, (1 - self.train) / 2)
         known = values[parts[0]]
         values = ((values - known.mean(0)) / known.std(0)).float()
         train, val, test = (

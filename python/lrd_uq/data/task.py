@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lrd_uq.data.batch import Batch
-from lrd_uq.data.files import BrokenFile, pictures_of
-from lrd_uq.data.order import ResumableBatchSampler, sampler_arguments
+from lrd_uq.data.batch import Batch, as_batch, collate
+from lrd_uq.data.files import pictures_of
+from lrd_uq.data.order import ResumableBatchSampler, sampler_arguments, shared_batches
+from lrd_uq.data.reading import BrokenFile
 from lrd_uq.extra import lightning as L
 from lrd_uq.styles import Style
 
@@ -84,12 +85,13 @@ class LazyItems(Dataset[Batch]):
         return self.kept[index]
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        found = [item for item in map(self._item, indices) if item is not None]
+        found = [item for item in map(self.item_or_none, indices) if item is not None]
         if not found:
             raise BrokenFile(f"of the items {list(indices)}, none can be read")
         return collate(found)
 
-    def _item(self, index: int) -> Batch | None:
+    def item_or_none(self, index: int) -> Batch | None:
+        """An item; None, with a warning, for a broken one that is skipped."""
         try:
             return self[index]
         except BrokenFile as error:
@@ -99,10 +101,36 @@ class LazyItems(Dataset[Batch]):
             return None
 
 
-def collate(items: Sequence[Batch]) -> Batch:
-    """Stacks items into a batch."""
-    inputs, targets, masks = zip(*items, strict=True)
-    return Batch(torch.stack(inputs), torch.stack(targets), None if masks[0] is None else torch.stack(masks))
+class OwnItems(Dataset[Batch]):
+    """The items of any data set with `__len__` and `__getitem__`.
+
+    Args:
+        items: each item is `(input, target)`, `(input, target, mask)`, or a dict (see `as_batch`), of tensors, arrays
+            or numbers.
+
+    Examples:
+        >>> from lrd_uq.data.task import OwnItems
+        >>> OwnItems([(torch.zeros(3), torch.zeros(1)), (torch.ones(3), torch.ones(1))]).__getitems__([1, 0]).target
+        tensor([[1.],
+                [0.]])
+    """
+
+    def __init__(self, items: Any) -> None:
+        if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
+            raise TypeError(
+                f"a data set must have __len__ and __getitem__; got {type(items).__name__}. Without a task, the trainer"
+                " takes any DataLoader: trainer.fit(module, loader)"
+            )
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Batch:
+        return as_batch(self.items[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        return collate([self[index] for index in indices])
 
 
 Datasets = tuple[Dataset[Batch], Dataset[Batch], Dataset[Batch]]  # training, validation, test
@@ -132,8 +160,10 @@ class Task(L.pytorch.LightningDataModule):
     Args:
         batch_size: items per training step.
         steps_per_epoch: None for one pass over the training items.
-        seed: seed of the split and of the order of the training items.
+        seed: seed of the order of the training items.
         workers: number of processes that load items.
+        split_seed: seed of what the items of the three parts are, so that runs with different seeds are scored on the
+            same test items.
 
     Examples:
         >>> from lrd_uq.data import Batch
@@ -149,11 +179,41 @@ class Task(L.pytorch.LightningDataModule):
     style: Style | None = None  # how pictures of the task are drawn
 
     def __init__(
-        self, batch_size: int = 32, steps_per_epoch: int | None = None, seed: int = 0, workers: int = 0
+        self,
+        batch_size: int = 32,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        workers: int = 0,
+        split_seed: int = 0,
     ) -> None:
         super().__init__()
         self.batch_size, self.steps_per_epoch, self.seed, self.workers = batch_size, steps_per_epoch, seed, workers
+        self.split_seed = split_seed
         self._datasets: Datasets | None = None
+
+    @classmethod
+    def of_datasets(cls, train: Any, val: Any, test: Any, **settings: Any) -> Task:
+        """A task of three data sets of your own.
+
+        Args:
+            train, val, test: data sets with `__len__` and `__getitem__`. Each item is `(input, target)`,
+                `(input, target, mask)`, or a dict (see `lrd_uq.data.as_batch`).
+            settings: those of `Task`, but for split_seed: there is nothing to split.
+
+        Examples:
+            >>> from lrd_uq.data.task import Task
+            >>> pairs = [(torch.zeros(3), torch.ones(1)) for _ in range(40)]
+            >>> Task.of_datasets(pairs, pairs[:5], pairs[:7], batch_size=8).part("test").target.shape
+            torch.Size([7, 1])
+        """
+        if "split_seed" in settings:
+            raise ValueError("of_datasets splits nothing, so that it takes no split_seed")
+        task = cls(**settings)
+        train, val, test = (
+            part if isinstance(part, (Items, LazyItems)) else OwnItems(part) for part in (train, val, test)
+        )
+        task._datasets = train, val, test
+        return task
 
     def datasets(self) -> Datasets:
         """Training, validation and test items; `__getitems__` of each must return a `Batch`."""
@@ -180,10 +240,10 @@ class Task(L.pytorch.LightningDataModule):
         assert self._datasets is not None
         return self._datasets[PARTS.index(part)]
 
-    def part(self, name: str) -> Batch:
-        """All items of "train", "val" or "test" as one batch."""
+    def part(self, name: str, items: Sequence[int] | None = None) -> Batch:
+        """Some items of "train", "val" or "test" as one batch; None for all of them, which have to fit into memory."""
         dataset = self.dataset(name)
-        return dataset.__getitems__(range(len(dataset)))
+        return dataset.__getitems__(range(len(dataset)) if items is None else items)
 
     def train_dataloader(self) -> DataLoader:
         """Training batches, in an order that depends only on the seed and the step."""
@@ -191,15 +251,21 @@ class Task(L.pytorch.LightningDataModule):
         order = ResumableBatchSampler(
             len(items), self.batch_size, self.steps_per_epoch, self.seed, **sampler_arguments(self.trainer)
         )
+        # Lightning does not know that this order goes on where a checkpoint in the middle of an epoch left it.
+        warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         return self._loader(items, batch_sampler=order)
 
     def val_dataloader(self) -> DataLoader:
         """Validation batches, in order."""
-        return self._loader(self.dataset("val"), batch_size=EVAL_BATCH_SIZE)
+        return self._in_order("val")
 
     def test_dataloader(self) -> DataLoader:
         """Test batches, in order."""
-        return self._loader(self.dataset("test"), batch_size=EVAL_BATCH_SIZE)
+        return self._in_order("test")
+
+    def _in_order(self, part: str) -> DataLoader:
+        items = self.dataset(part)
+        return self._loader(items, batch_sampler=shared_batches(len(items), EVAL_BATCH_SIZE, self.trainer))
 
     def _loader(self, items: Dataset[Batch], **options: Any) -> DataLoader:
         return DataLoader(items, collate_fn=_already_collated, num_workers=self.workers, **options)

@@ -3,23 +3,28 @@
 from lrd_uq.evaluate.ordering import Difference, paired, verdict
 from lrd_uq.evaluate.reconstruction import unexplained_error
 from lrd_uq.evaluate.region_sum import Calibration, calibration, standardised_sum
-from lrd_uq.evaluate.rows import Evaluation, Row, collect, evaluate
+from lrd_uq.evaluate.rows import Evaluation, Row, evaluate
+from lrd_uq.evaluate.scores import ItemScores, collect, stream
 from lrd_uq.evaluate.sweep import kept_columns, key_of
-from lrd_uq.evaluate.tables import markdown, summary, table
+from lrd_uq.evaluate.tables import failures, figures, markdown, summary, table
 
 __all__ = [
     "Calibration",
     "Difference",
     "Evaluation",
+    "ItemScores",
     "Row",
     "calibration",
     "collect",
     "evaluate",
+    "failures",
+    "figures",
     "kept_columns",
     "key_of",
     "markdown",
     "paired",
     "standardised_sum",
+    "stream",
     "summary",
     "table",
     "unexplained_error",

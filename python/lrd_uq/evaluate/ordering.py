@@ -24,10 +24,11 @@ class Difference(NamedTuple):
     share_gaining: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.mean:+.1f} ± {self.error:.1f} nats, median image {self.median:+.1f}, {self.share_gaining:.0%} of"
-            " the images gain"
-        )
+        if not math.isfinite(self.mean):
+            return "not comparable: not all images have a log-likelihood"
+        error = f" ± {self.error:.1f}" if math.isfinite(self.error) else ""  # a single image has none
+        gaining = f"{self.share_gaining:.0%} of the images gain"
+        return f"{self.mean:+.1f}{error} nats, median image {self.median:+.1f}, {gaining}"
 
 
 def paired(better: Tensor, worse: Tensor) -> Difference:
@@ -52,8 +53,10 @@ def verdict(claim: str, difference: Difference) -> str:
         >>> verdict("joint above single", paired(torch.tensor([3.0, 5.0]), torch.tensor([2.0, 4.0]))).partition(":")[0]
         'holds'
     """
+    if not math.isfinite(difference.mean):
+        return f"CANNOT BE SAID here: {claim} ({difference})"
     if difference.mean <= 0:
         return f"DOES NOT HOLD here: {claim} ({difference})"
-    if difference.mean < 2 * difference.error:
+    if not difference.mean >= 2 * difference.error:
         return f"holds on average, within the noise: {claim} ({difference})"
     return f"holds: {claim} ({difference})"

@@ -43,11 +43,12 @@ def standardised_sum(gaussian: lrd.LowRankMultivariateNormal, target: Tensor, ma
 
 
 def calibration(z: Tensor) -> Calibration:
-    """Root mean square and coverage of standardised errors z [N], as those of `standardised_sum`.
+    """Root mean square and coverage of standardised errors z [N], as those of `standardised_sum`; NaN if a z is.
 
     Examples:
         >>> from lrd_uq.evaluate import calibration
         >>> calibration(torch.tensor([1.0, -1.0, 1.0, -1.0]))
         Calibration(rms=1.0, coverage=1.0)
     """
-    return Calibration(float(z.square().mean().sqrt()), float((z.abs() <= NINETY_PERCENT).double().mean()))
+    inside = torch.where(z.isnan(), torch.nan, (z.abs() <= NINETY_PERCENT).double())
+    return Calibration(float(z.square().mean().sqrt()), float(inside.mean()))

@@ -1,21 +1,17 @@
-"""Held-out scores per image, for every Gaussian that can be formed from the predictions of a network."""
+"""Held-out scores of a network: a row for every Gaussian that can be formed from its predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-import lrd_kernels as lrd
-from lrd_uq.bayes.base import Method, NoExpectedWeights, eval_predictor
-from lrd_uq.data.batch import Batch
-from lrd_uq.evaluate.reconstruction import unexplained_error
-from lrd_uq.evaluate.region_sum import standardised_sum
-from lrd_uq.evaluate.sweep import kept_columns
-
-MAX_NUMBERS = 1 << 28  # in the predictions held at once, about 1 GiB
+from lrd_uq.bayes.base import Method, NoExpectedWeights
+from lrd_uq.evaluate.scores import ItemScores, joined, stream
+from lrd_uq.evaluate.shares import Share
 
 
 class Row(NamedTuple):
@@ -25,21 +21,33 @@ class Row(NamedTuple):
         key: "single", "diagonal", "expected", "joint", "joint 64", "joint 64 unfolded" or "mixture".
         log_probs: [N], nats per image.
         z: [N], `standardised_sum` over the existing outputs; None for the mixture.
+        items: [N], the numbers of the images in the data; None for 0 ... N - 1.
     """
 
     key: str
     log_probs: Tensor
     z: Tensor | None
+    items: Tensor | None = None
 
     @property
     def mean(self) -> float:
-        """Mean over images, in nats."""
-        return float(self.log_probs.double().mean())
+        """Mean over images, in nats; NaN if one of them has no finite log-likelihood."""
+        return float(self.log_probs.double().mean()) if bool(self.log_probs.isfinite().all()) else math.nan
 
     @property
     def sd(self) -> float:
-        """Standard deviation over images."""
-        return float(self.log_probs.double().std())
+        """Standard deviation over images; NaN for a single one."""
+        return float(self.log_probs.double().std()) if len(self.log_probs) > 1 else math.nan
+
+    @property
+    def failed(self) -> list[int]:
+        """Numbers of the images without a finite log-likelihood."""
+        return self.not_finite(self.log_probs)
+
+    def not_finite(self, values: Tensor) -> list[int]:
+        """Numbers of the images for which `values` [N] are not finite."""
+        items = torch.arange(len(values)) if self.items is None else self.items
+        return items[~values.isfinite()].tolist()
 
 
 class Evaluation(NamedTuple):
@@ -51,6 +59,7 @@ class Evaluation(NamedTuple):
         mae: mean absolute error of the mean.
         unexplained: `unexplained_error` of a single prediction, averaged over images.
         no_expected: the reason if there is no row for the expected weights.
+        scores: the scores of every item.
     """
 
     rows: dict[str, Row]
@@ -58,42 +67,38 @@ class Evaluation(NamedTuple):
     mae: float
     unexplained: float
     no_expected: str | None
-
-
-class Predictions(NamedTuple):
-    """T predictions of B images."""
-
-    means: Tensor  # [T, B, S]
-    factors: Tensor  # [T, B, S, R]
-    diags: Tensor  # [T, B, S]
-
-
-def collect(method: Method, net: nn.Module, x: Tensor, T: int, mask: Tensor | None) -> Predictions:
-    """Stacks T predictions for inputs `x` [B, ...], for scores that need all of them at once."""
-    means, factors, diags = zip(*method.sample_predictions(net, x, T, mask=mask), strict=True)
-    stacked = torch.stack([factor.mT for factor in factors]).mT  # stays rank-major
-    return Predictions(torch.stack(means), stacked, torch.stack(diags))
+    scores: ItemScores
 
 
 @torch.no_grad()
 def evaluate(
     method: Method,
     net: nn.Module,
-    batch: Batch,
+    data: Any,
     T: int = 64,
     ranks: Sequence[int] = (),
     images_at_once: int | None = None,
+    seed: int = 0,
 ) -> Evaluation:
-    """Scores a network on a batch of N images, a few at a time: a row for each kind of prediction, with log p [N].
+    """Scores a network on N images, read as they are needed: a row for each kind of prediction, with log p [N].
+
+    Everything happens in evaluation mode, without gradients, and on the device of the network.
 
     Args:
         method: the distribution over the weights.
         net: the network that the method prepared and training filled.
-        batch: inputs, targets and mask.
+        data: a batch, a data set (a list is one), a DataLoader or another iterable of batches. A batch is a `Batch`,
+            `(input, target)`, `(input, target, mask)` or a dict (see `lrd_uq.data.as_batch`). A `shares.Share` is
+            evaluated together with the shares of the other processes.
         T: number of predictions of a Bayesian method.
         ranks: also score the joint Gaussian truncated to these ranks, with the dropped variance folded into the
             diagonal and without.
-        images_at_once: None for at most 25, limited so that their predictions hold at most `MAX_NUMBERS` numbers.
+        images_at_once: None for at most 25, limited so that their predictions hold at most 2^28 numbers. The scores do
+            not depend on it.
+        seed: seed of the draws (see `Method.sample_predictions`).
+
+    Raises:
+        ValueError: if T is below 1, or if there are no items.
 
     Examples:
         >>> from lrd_uq.bayes import Dropout
@@ -106,68 +111,24 @@ def evaluate(
         >>> list(scores.rows)
         ['joint', 'diagonal', 'mixture', 'expected']
     """
-    head = method.members(net)[0].head
-    if images_at_once is None:
-        images_at_once = min(25, max(1, MAX_NUMBERS // (batch.target[0].numel() * T * (head.rank + 2))))
-    scores: dict[str, list[Row]] = {}
-    squares, absolute, count, reason = 0.0, 0.0, 0, None
-    unexplained: list[Tensor] = []
-    for begin in range(0, len(batch.target), images_at_once):
-        x, target, mask = (None if t is None else t[begin : begin + images_at_once] for t in batch)
-        assert x is not None
-        assert target is not None
-        target = head.flat(target)
-        mask = torch.ones_like(target, dtype=torch.bool) if mask is None else head.flat(mask)
-        predictions = collect(method, net, x, T, mask)
-        own = eval_predictor(method.members(net)[0])(x, mask)
-        unexplained.append(unexplained_error(own.factor, torch.where(mask, target - own.mean, 0)))
-        for row in _predictives(predictions, target, mask, ranks):
-            scores.setdefault(row.key, []).append(row)
-        if len(predictions.means) > 1:
-            try:
-                expected = method.expected(net)(x, mask)
-                gaussian = lrd.joint(
-                    predictions.means, None, None, aleatoric=(expected.factor, expected.diag), parts=False
-                )
-                scores.setdefault("expected", []).append(_score("expected", gaussian, target, mask))
-            except NoExpectedWeights as error:
-                reason = str(error)
-        residual = (target - predictions.means.mean(0))[mask].double()
-        squares, absolute = squares + float(residual.square().sum()), absolute + float(residual.abs().sum())
-        count += residual.numel()
-    rows = {
-        key: Row(key, torch.cat([s.log_probs for s in some]), _cat([s.z for s in some])) for key, some in scores.items()
-    }
-    lost = float(torch.cat(unexplained).mean())
-    return Evaluation(rows, (squares / count) ** 0.5, absolute / count, lost, reason)
+    if T < 1:
+        raise ValueError(f"T must be at least 1; got {T}")
+    found = joined(list(stream(method, net, data, T, ranks, images_at_once, seed)))
+    if isinstance(data, Share):
+        found = data.gathered(found)
+    reason = None
+    if "mixture" in found.log_probs and "expected" not in found.log_probs:
+        try:
+            method.expected(net)
+        except NoExpectedWeights as error:
+            reason = str(error)
+    return evaluation_of(found, reason)
 
 
-def _predictives(predictions: Predictions, target: Tensor, mask: Tensor, ranks: Sequence[int]) -> Iterator[Row]:
-    means, factors, diags = predictions
-    T = len(means)
-    joint = lrd.joint(means, factors, diags, parts=False, validate_args=False)
-    yield _score("joint" if T > 1 else "single", joint, target, mask)
-    if joint.cov_factor.shape[-1]:
-        yield _score("diagonal", _without_factor(joint), target, mask)
-    if T == 1:
-        return
-    for key, gaussian in kept_columns(joint, ranks):
-        yield _score(key, gaussian, target, mask)
-    # The joint Gaussian has the mean and covariance of this mixture.
-    yield Row("mixture", lrd.mixture_log_prob(target, means, factors, diags, mask=mask), None)
-
-
-def _without_factor(gaussian: lrd.LowRankMultivariateNormal) -> lrd.LowRankMultivariateNormal:
-    """The same variances, without correlations."""
-    nothing = gaussian.loc.new_zeros(*gaussian.loc.shape, 0)
-    return lrd.LowRankMultivariateNormal(gaussian.loc, nothing, gaussian.variance, validate_args=False)
-
-
-def _score(key: str, gaussian: lrd.LowRankMultivariateNormal, target: Tensor, mask: Tensor) -> Row:
-    log_probs = lrd.log_prob(target, gaussian.loc, gaussian.cov_factor, gaussian.cov_diag, mask=mask, on_failure="nan")
-    return Row(key, log_probs, standardised_sum(gaussian, target, mask))
-
-
-def _cat(parts: list[Tensor | None]) -> Tensor | None:
-    present = [part for part in parts if part is not None]
-    return torch.cat(present) if present else None
+def evaluation_of(scores: ItemScores, no_expected: str | None = None) -> Evaluation:
+    """The rows and means of the scores of items."""
+    rows = {key: Row(key, log_probs, scores.z.get(key), scores.items) for key, log_probs in scores.log_probs.items()}
+    outputs = float(scores.outputs.sum())
+    totals = scores.squared_error, scores.absolute_error
+    mse, mae = (float(total.sum()) / outputs if outputs else math.nan for total in totals)
+    return Evaluation(rows, math.sqrt(mse), mae, float(scores.unexplained.mean()), no_expected, scores)
