@@ -68,15 +68,17 @@ class Factorised(NamedTuple):
 
 def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Forward:
     """The forward op, or its outputs computed by QR."""
-    S, mask = inputs.cov_diag.shape[1], inputs.mask
-    constant = 0.0 if mask is not None else terms.per_output * S
+    mask = inputs.mask
+    constant = 0.0 if mask is not None else terms.per_output * inputs.cov_diag.shape[1]
     if terms.precision == _policy.QR:
         found = _by_qr(inputs, terms, constant)
     else:
         op, given = registry.OPS[terms.backend].log_prob_fwd, known or (None, None)
         found = Forward(*op(*inputs, *given, terms.maha, terms.logdet, constant))
-    result = found.result
-    if mask is not None and terms.per_output:  # still in float64, since the sum may cancel
+        if mask is None:
+            return found
+    result = found.result  # in float64, since what follows may cancel
+    if mask is not None and terms.per_output:
         result = result + terms.per_output * mask.count_nonzero(-1).double()[:, None]
     return found._replace(result=result.to(reference.result_dtype(inputs.cov_factor.dtype)))
 
