@@ -366,13 +366,21 @@ def rotated(factor: Tensor) -> Tensor:
     return (V.flip(-1).mT.to(factor.dtype) @ factor.mT).mT
 
 
-def gram_schmidt(factor: Tensor) -> Tensor:
+def gram_schmidt(factor: Tensor, *, detach_earlier: bool = False) -> Tensor:
     """Orthogonalises the columns of `factor` [B, S, R] without normalising them (Gram-Schmidt).
+
+    With `detach_earlier`, no gradient goes through the directions that a column is made orthogonal to: each column is
+    trained for what the ones before it leave, so that they come in the order of their importance.
 
     With `P^T P = L L^T`, the orthonormal directions are the columns of `P L^-T` and the lengths are the diagonal of L:
     this takes one product of the size of the factor instead of R. Columns that depend linearly on earlier ones become
     almost zero.
     """
+    if detach_earlier:
+        value = gram_schmidt(factor.detach())
+        directions = value / value.square().sum(-2, keepdim=True).sqrt().clamp(min=1e-12)
+        own = factor - directions @ (directions.mT @ factor).triu(1)
+        return (value + (own - own.detach())).mT.contiguous().mT  # the values as without, the gradient of `own`
     wide = factor.double()
     gram = wide.mT @ wide  # [B, R, R]
     scale = gram.diagonal(dim1=-2, dim2=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from lrd_uq.extra import torchmetrics
 from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output, full_precision
 from lrd_uq.nets import GaussianNet, SplitNet, batch_for
 from lrd_uq.objectives import Losses, Objective, check_weights
+from lrd_uq.resuming import finished_checkpoint
 
 
 class Step(NamedTuple):
@@ -100,6 +102,7 @@ class JointUncertainty(L.pytorch.LightningModule):
         own = Objective(**given, separate_mean=isinstance(net, SplitNet))
         self.objective = own if objective is None else objective
         self.learning_rate, self.warmup, self.weight_decay = learning_rate, warmup, weight_decay
+        self._no_mean: Exception | None = None  # why the mean of another run could not be read
         self.latest: list[Step] = []  # of the current step, one of each member
         self.val_log_prob = torchmetrics.MeanMetric(nan_strategy="disable")  # NaN stays NaN
         self.val_failed: list[int] = []  # items of this validation whose log-likelihood is not finite
@@ -129,6 +132,11 @@ class JointUncertainty(L.pytorch.LightningModule):
             self.method.activate(self.net, bayesian)
 
     def setup(self, stage: str) -> None:
+        if stage == "fit":
+            try:
+                self._load_means()
+            except (OSError, ValueError) as error:  # a checkpoint, which is read after this, has the mean, too
+                self._no_mean = error
         """Lightning calls it before it distributes the network."""
         parallel.prepare(self.trainer.strategy)
         plugin = self.trainer.precision_plugin
@@ -136,7 +144,17 @@ class JointUncertainty(L.pytorch.LightningModule):
             # It would round the targets, too. `batch_for` converts the inputs.
             plugin.convert_input = lambda data: data  # type: ignore[method-assign]
 
+    def _load_means(self) -> None:
+        for member in self.method.members(self.net):
+            if isinstance(member, SplitNet) and member.mean_run is not None:
+                member.load_mean(finished_checkpoint(Path(member.mean_run))["state_dict"])
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._no_mean = None
+
     def on_fit_start(self) -> None:
+        if self._no_mean is not None:
+            raise self._no_mean
         clip = self.trainer.gradient_clip_val
         if clip is not None and not clip >= 0:
             raise ValueError(f"gradient_clip_val must be 0 or above, where 0 and None do not clip; got {clip}")
@@ -144,6 +162,7 @@ class JointUncertainty(L.pytorch.LightningModule):
     def training_step(self, given: Any, batch_idx: int) -> Tensor:
         batch = batch_for(self.net, given)
         self.latest = []
+        self.objective.step = self.trainer.global_step
         losses = [self._member_losses(member, batch) for member in self.method.members(self.net)]
         # Summed, not averaged, so that each member gets the gradients that it would get on its own.
         total = torch.stack([loss.total for loss in losses]).sum()

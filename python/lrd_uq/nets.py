@@ -84,12 +84,15 @@ def batch_for(net: nn.Module, given: Any) -> Batch:
 class SplitNet(GaussianNet):
     """Two networks: one predicts the mean, the other predicts the covariance from the input and that mean.
 
-    The likelihood trains only the covariance; the mean is trained by its squared error.
+    The likelihood trains only the covariance; the mean is trained by its squared error, or was trained in another run.
 
     Args:
         mean: backbone of the mean.
         backbone: backbone of the covariance. Its input channels are those of the input followed by those of the mean.
         head: head of the covariance. Both backbones must have the same number of feature channels.
+        mean_run: folder of a finished run that trained the mean, with `mean` as its backbone, or as the backbone of the
+            mean of a `SplitNet`. Training starts from its weights, keeps them, and sees the mean that the network
+            predicts in evaluation mode. They become a part of this run, which does not need the folder any more.
 
     Examples:
         >>> from lrd_uq.heads import LowRankHead
@@ -99,16 +102,52 @@ class SplitNet(GaussianNet):
         torch.Size([5, 64, 2])
     """
 
-    def __init__(self, mean: nn.Module, backbone: nn.Module, head: DiagonalHead) -> None:
+    def __init__(self, mean: nn.Module, backbone: nn.Module, head: DiagonalHead, mean_run: str | None = None) -> None:
         super().__init__(backbone, head)
         self.mean_backbone = mean
         self.mean_head = MeanHead(head.channels, head.outputs, features_last=head.features_last)
+        self.mean_run = mean_run
         for parameter in (head.mean_weight, head.mean_bias):
             parameter.requires_grad_(False)  # not used: mean_head predicts the mean
+        if self.is_frozen:
+            for parameter in (*self.mean_backbone.parameters(), *self.mean_head.parameters()):
+                parameter.requires_grad_(False)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the mean was trained before, and stays as it is."""
+        return self.mean_run is not None
+
+    def train(self, mode: bool = True) -> SplitNet:
+        """Training mode for what is trained: a frozen mean stays in evaluation mode."""
+        super().train(mode)
+        if self.is_frozen:
+            self.mean_backbone.eval()
+        return self
+
+    def load_mean(self, state: dict[str, Any]) -> None:
+        """Takes the weights of the mean from the `state_dict` of the `JointUncertainty` that trained it.
+
+        Raises ValueError if they do not fit.
+        """
+        split = any(name.startswith("net.mean_backbone.") for name in state)
+        sources = ("net.mean_backbone.", "net.mean_head.") if split else ("net.backbone.", "net.head.")
+        names = {"mean_weight", "mean_bias"}
+        backbone, head = (
+            {name.removeprefix(source): value for name, value in state.items() if name.startswith(source)}
+            for source in sources
+        )
+        try:
+            self.mean_backbone.load_state_dict(backbone)
+            self.mean_head.load_state_dict({name: value for name, value in head.items() if name in names})
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"the mean of {self.mean_run} does not fit the network of the mean: {reason}") from error
 
     def forward(self, x: Tensor) -> Output:
         """The raw parameters for inputs [B, channels, ...], or in the layout of `features_last`."""
-        mean = self.mean_head(self.mean_backbone(x)).mean  # [B, S]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.is_frozen):
+            mean = self.mean_head(self.mean_backbone(x)).mean  # [B, S]
         if self.head.features_last:
             seen = mean.detach().to(x.dtype).view(len(x), self.head.outputs, -1).mT.reshape(*x.shape[:-1], -1)
             both = torch.cat([x, seen], -1)

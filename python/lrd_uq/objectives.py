@@ -56,6 +56,8 @@ class Objective:
         torch.Size([])
     """
 
+    step = 0  # of the training; `JointUncertainty` sets it
+
     def __init__(self, alpha: float = 0.125, factor_penalty: float = 0.01, separate_mean: bool = False) -> None:
         check_weights(alpha=alpha, factor_penalty=factor_penalty)
         self.own_alpha = self.alpha = alpha

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lrd_uq.bayes.base import Method
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import DiagonalHead
 from lrd_uq.module import JointUncertainty
@@ -84,7 +83,7 @@ class Phases(L.pytorch.Callback):
             raise ValueError(f"phases must start one after the other; of {total} steps they start at {starts}")
         own = settings_of(pl_module)
         head = pl_module.heads[0]
-        ignores = type(pl_module.method).activate is Method.activate
+        ignores = not pl_module.method.noisy_training
         for number, phase in enumerate(self.phases):
             where = f"the phase that starts at {phase.start}"
             if phase.rank is not None and phase.rank > head.rank:

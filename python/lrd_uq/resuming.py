@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from lrd_uq import runs
+from lrd_uq import checkpoints, runs
 
 CONFIG = "config.yaml"
 # What may differ when a run goes on: limits of time, what is printed and logged, when it is validated.
@@ -43,6 +43,20 @@ def refuse_other_settings(folder: Path, config: str) -> None:
         f"{folder} holds a run with other settings: {'; '.join(changed[:SHOWN])}{more}{hint}. Use the same settings to"
         " resume it, or another --run for a new one"
     )
+
+
+def finished_checkpoint(folder: Path) -> dict[str, Any]:
+    """The last checkpoint of a finished run. Raises an error that names a run that is missing or not finished."""
+    found, config = checkpoints.newest(folder), folder / CONFIG
+    if found is None or not config.exists():
+        raise FileNotFoundError(f"{folder} is not a trained run: train it first with `lrd-uq fit --run {folder}`")
+    trainer = yaml.safe_load(config.read_text(encoding="utf-8"))["trainer"]
+    if not is_finished(found.content, trainer["max_steps"], trainer["max_epochs"]):
+        raise ValueError(
+            f"{folder} is not finished: {found.path.name} has step {found.content['global_step']} of"
+            f" {trainer['max_steps']}"
+        )
+    return found.content
 
 
 def is_finished(checkpoint: dict[str, Any], max_steps: int, max_epochs: int | None) -> bool:

@@ -31,6 +31,10 @@ def few(config, folder):
     """Options that make a config small; writes files of the paper's data sets into the folder."""
     if config.startswith("digits"):
         split = [NET + "mean.init_args.channels", "6"] if "SplitNet" in _text(config) else []
+        if "mean_run" in _text(config):
+            mean = folder / "mean"
+            assert cli.main(["fit", "--config", "digits_mean", "--run", str(mean), *FEW]) == 0
+            split += [NET + "mean_run", str(mean)]
         return [*FEW, *split]
     if config == "cell_measurements":
         return SHORT

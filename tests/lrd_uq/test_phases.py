@@ -27,10 +27,11 @@ def test_rank_asked_for_is_the_rank_trained(config):
         pytest.skip("no low-rank head")
     cli = settings.configure(["--config", config, HEAD + "rank", "16"])
     chosen = cli.config["trainer"]["callbacks"]
-    (phases,) = (callback["init_args"]["phases"] for callback in chosen if callback["class_path"].endswith("Phases"))
+    found = [callback["init_args"]["phases"] for callback in chosen if callback["class_path"].endswith("Phases")]
     own = settings_of(cli.model)
-    assert own.rank == 16
-    assert Phases([Phase(**vars(phase)) for phase in phases]).at(999, 1000, own).rank == 16
+    assert own.rank == cli.model.heads[0].rank_in_use == 16
+    for phases in found:
+        assert Phases([Phase(**vars(phase)) for phase in phases]).at(999, 1000, own).rank == 16
 
 
 def test_phase_without_a_rank_has_all_columns_of_the_head():

@@ -60,7 +60,9 @@ def test_nppc_losses_by_hand():
     factor = torch.zeros(1, 4, 2)
     factor[0, 0, 0], factor[0, 1, 1] = 2.0, 1.0
     error = torch.tensor([[3.0, 1.0, 2.0, 0.0]])  # |e|^2 = 14, of which 9 and 1 lie along the columns
-    assert float(nppc_losses(factor, error)) == pytest.approx(4 / 14 + ((4 - 9) ** 2 + (1 - 1) ** 2) / 14**2)
+    direction, variance = nppc_losses(factor, error)
+    assert float(direction) == pytest.approx(4 / 14)
+    assert float(variance) == pytest.approx(((4 - 9) ** 2 + (1 - 1) ** 2) / 2 / 14**2)
 
 
 def test_nppc_keeps_the_likelihood_from_mean_and_factor():

@@ -60,6 +60,16 @@ class Method:
         assert isinstance(net, GaussianNet)
         return [net]
 
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether there is a single prediction, however many are asked for."""
+        return type(self).sample_predictions is Method.sample_predictions
+
+    @property
+    def noisy_training(self) -> bool:
+        """Whether training samples the weights, so that `activate` has something to turn off."""
+        return type(self).activate is not Method.activate
+
     def activate(self, net: nn.Module, on: bool) -> None:
         """Turns the sampling of weights during training on or off."""
 

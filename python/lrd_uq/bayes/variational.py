@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor
 from lrd_uq.bayes.noise import generator
 from lrd_uq.heads import Gaussian, MeanHead
-from lrd_uq.nets import GaussianNet
+from lrd_uq.nets import GaussianNet, SplitNet
 
 NOISES = ("none", "activations", "weights")
 
@@ -116,7 +116,8 @@ class Variational(Method):
 
     def prepare(self, net: GaussianNet) -> nn.Module:
         for name, part in list(net.named_children()):
-            if not isinstance(part, MeanHead):  # all backbones: a SplitNet has two
+            frozen = isinstance(net, SplitNet) and net.is_frozen and name == "mean_backbone"
+            if not isinstance(part, MeanHead) and not frozen:  # all backbones that are trained: a SplitNet has two
                 setattr(net, name, to_variational(part, self.prior_std, self.initial_std))
         if not layers(net):
             raise ValueError("the backbone has no convolution or linear layer that could be made variational")
