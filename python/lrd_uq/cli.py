@@ -218,7 +218,7 @@ def panel(words: list[str]) -> None:
     """Draws test items: input, truth, prediction, variances and leading modes. If the outputs are not pictures, draws
     running sums of them with 90 % intervals."""
     from lrd_uq import plots
-    from lrd_uq.predict import joint_of, predict_item
+    from lrd_uq.predict import drawn, joint_of
 
     options = {
         "items": (list[int], [0, 1, 2]),
@@ -236,14 +236,8 @@ def panel(words: list[str]) -> None:
             f"there is no item {missing[0]}: the {part} data has {len(dataset)}, from 0 to {len(dataset) - 1}"
         )
     items, about = [dataset[i] for i in chosen], run.about(part=part, items=chosen, T=T, rank=rank)
-    if run.data.style is None:
-        head = run.module.heads[0]
-        targets = [head.flat(item.target[None])[0] for item in items]
-        joints = [joint_of(run.module, item, T, rank, run.seed) for item in items]
-        plots.running_sums(output, list(zip(targets, joints, strict=True)), head.outputs, about)
-    else:
-        subjects = [predict_item(run.module, run.data, item, T, rank, run.seed) for item in items]
-        plots.panel(output, subjects, about)
+    joints = [joint_of(run.module, item, T, rank, run.seed) for item in items]
+    plots.save(drawn(run.module, items, joints, run.data.style), output, about)
     print(f"Wrote {output}")
 
 

@@ -166,7 +166,7 @@ def draw_panel(spec: Spec, path: Path) -> None:
     subjects = [
         predict_item(module, data, items[i], spec.samples, PANEL_RANK) for i in range(min(SUBJECTS, len(items)))
     ]
-    plots.panel(path, subjects)
+    plots.save(plots.panel(subjects), path)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Scored]:

@@ -132,12 +132,12 @@ class JointUncertainty(L.pytorch.LightningModule):
             self.method.activate(self.net, bayesian)
 
     def setup(self, stage: str) -> None:
+        """Lightning calls it before it distributes the network."""
         if stage == "fit":
             try:
                 self._load_means()
             except (OSError, ValueError) as error:  # a checkpoint, which is read after this, has the mean, too
                 self._no_mean = error
-        """Lightning calls it before it distributes the network."""
         parallel.prepare(self.trainer.strategy)
         plugin = self.trainer.precision_plugin
         if isinstance(plugin, L.pytorch.plugins.precision.HalfPrecision):

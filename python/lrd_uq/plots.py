@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,23 +41,23 @@ def subject(item: Batch, joint: lrd.JointNormal, style: Style | None) -> Subject
     return Subject(item.input, item.target, mask, joint, style)
 
 
-def first_item(joint: lrd.JointNormal) -> lrd.JointNormal:
-    """The joint Gaussian of the first item of a batch, with its parts, on the CPU."""
+def item_of(joint: lrd.JointNormal, number: int = 0) -> lrd.JointNormal:
+    """The joint Gaussian of one item of a batch, with its parts, on the CPU."""
 
-    def first(d: lrd.LowRankMultivariateNormal) -> tuple[Tensor, Tensor, Tensor]:
-        return d.loc[0].cpu(), d.cov_factor[0].cpu(), d.cov_diag[0].cpu()
+    def one(d: lrd.LowRankMultivariateNormal) -> tuple[Tensor, Tensor, Tensor]:
+        return d.loc[number].cpu(), d.cov_factor[number].cpu(), d.cov_diag[number].cpu()
 
     parts = (
-        lrd.LowRankMultivariateNormal(*first(joint.aleatoric), validate_args=False),
-        lrd.SemidefiniteNormal(*first(joint.epistemic), validate_args=False),
+        lrd.LowRankMultivariateNormal(*one(joint.aleatoric), validate_args=False),
+        lrd.SemidefiniteNormal(*one(joint.epistemic), validate_args=False),
     )
-    return lrd.JointNormal(*first(joint), parts, validate_args=False)
+    return lrd.JointNormal(*one(joint), parts, validate_args=False)
 
 
-def panel(path: Path, subjects: Sequence[Subject], about: Mapping[str, Any] | None = None) -> None:
+def panel(subjects: Sequence[Subject]) -> Figure:
     """Draws three rows per subject: input, truth and prediction with the modes of the joint covariance; total, diagonal
     and low-rank variance with the aleatoric modes; and the epistemic modes. Each mode has its own colour scale, and its
-    share of the variance as its title. `about` says what the picture is of (see `save`)."""
+    share of the variance as its title."""
     figure = _figure(1.15 * (3 + MODES) + 0.5, 3.75 * len(subjects) + 0.4)
     grid = figure.subplots(3 * len(subjects), 3 + MODES, squeeze=False)
     for axes in grid.flat:
@@ -64,7 +65,7 @@ def panel(path: Path, subjects: Sequence[Subject], about: Mapping[str, Any] | No
         axes.spines[:].set_color("0.8")
     for i, subject in enumerate(subjects):
         _draw_subject(figure, list(grid[3 * i : 3 * i + 3]), subject)
-    save(figure, path, about)
+    return figure
 
 
 def _draw_subject(figure: Figure, rows: Sequence[Sequence[Axes]], subject: Subject) -> None:
@@ -117,12 +118,7 @@ def _as_picture(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values.view(mask.shape), torch.nan)
 
 
-def running_sums(
-    path: Path,
-    items: Sequence[tuple[Tensor, lrd.LowRankMultivariateNormal]],
-    outputs: int,
-    about: Mapping[str, Any] | None = None,
-) -> None:
+def running_sums(items: Sequence[tuple[Tensor, lrd.LowRankMultivariateNormal]], outputs: int) -> Figure:
     """Draws running sums for targets [S] and their Gaussians: the sum of the first k outputs over all positions for
     k = 1, 2, ..., with 90 % intervals of the joint Gaussian and of its variances alone."""
     figure = _figure(3.6 * len(items) + 0.6, 3.2)
@@ -139,7 +135,7 @@ def running_sums(
         axes.plot(steps, weights @ target, color="black", linewidth=1.3, label="truth")
         _finish(axes, "sum of the first outputs", "how many")
     axes.legend(frameon=False, fontsize=7)
-    save(figure, path, about)
+    return figure
 
 
 def curves(path: Path, runs: Mapping[str, Series], about: Mapping[str, Any] | None = None) -> None:
@@ -211,6 +207,15 @@ def save(figure: Figure, path: Path, about: Mapping[str, Any] | None = None) -> 
     key = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}.get(path.suffix.lower())
     metadata = {key: json.dumps(about)} if key and about is not None else None
     figure.savefig(path, dpi=130, metadata=metadata)
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    """The figure as a picture: uint8 [H, W, 3]."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def _finish(axes: Axes, title: str, xlabel: str = "step") -> None:

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from lrd_uq.data.task import Task
 from lrd_uq.module import JointUncertainty
 from lrd_uq.nets import batch_for
 from lrd_uq.storage import replacing
+from lrd_uq.styles import Style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ENDINGS = (".npz", ".safetensors", ".png")
 
@@ -101,7 +105,7 @@ def _write(paths: Sequence[Path], subject: plots.Subject, about: Mapping[str, An
     with replacing(paths[1]) as path:
         save_file({name: tensor.contiguous() for name, tensor in gaussian.items()}, path, metadata={"about": text})
     with replacing(paths[2]) as path:
-        plots.panel(path, [subject], about)
+        plots.save(plots.panel([subject]), path, about)
 
 
 def predict_item(
@@ -115,4 +119,16 @@ def joint_of(module: JointUncertainty, item: Batch, samples: int, rank: int, see
     """The joint Gaussian of one item, on the CPU."""
     x, _, mask = batch_for(module.net, collate([item]))
     mask = None if mask is None else module.heads[0].flat(mask)
-    return plots.first_item(predict_joint(module.method, module.net, x, samples, rank, mask=mask, chunk=8, seed=seed))
+    return plots.item_of(predict_joint(module.method, module.net, x, samples, rank, mask=mask, chunk=8, seed=seed))
+
+
+def drawn(
+    module: JointUncertainty, items: Sequence[Batch], joints: Sequence[lrd.JointNormal], style: Style | None
+) -> Figure:
+    """A panel of items with their joint Gaussians. Without a style, because the outputs are not pictures, running sums
+    of them with 90 % intervals."""
+    if style is not None:
+        return plots.panel([plots.subject(item, joint, style) for item, joint in zip(items, joints, strict=True)])
+    head = module.heads[0]
+    targets = [head.flat(item.target[None])[0] for item in items]
+    return plots.running_sums(list(zip(targets, joints, strict=True)), head.outputs)

@@ -20,8 +20,8 @@ FREE = {
     "data.init_args.workers",
 }
 WATCHERS = {  # callbacks that change no weights
-    *("CovarianceMonitor", "ScoreMonitor", "Progress", "LearningRateMonitor", "DeviceStatsMonitor", "Timer"),
-    *("ProgressBar", "TQDMProgressBar", "RichProgressBar", "ModelSummary", "RichModelSummary"),
+    *("CovarianceMonitor", "ScoreMonitor", "ModePictures", "LearningRateMonitor", "DeviceStatsMonitor", "Timer"),
+    *("Progress", "ProgressBar", "TQDMProgressBar", "RichProgressBar", "ModelSummary", "RichModelSummary"),
 }
 SHOWN = 3  # changes that a message names
 
@@ -85,8 +85,8 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any
 
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings without the folder, and without callbacks that only watch."""
-    kept = {name: value for name, value in config.items() if name not in ("run", "config")}
+    """The settings without the folder and what only watches."""
+    kept = {name: value for name, value in config.items() if name not in ("run", "config", "log")}
     trainer = dict(kept.get("trainer") or {})
     callbacks = trainer.get("callbacks") or []
     several = callbacks if isinstance(callbacks, list) else [callbacks]

@@ -75,9 +75,7 @@ class KeepLast(L.pytorch.callbacks.ModelCheckpoint):
 
     def on_save_checkpoint(self, trainer: L.pytorch.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         _mark_position(checkpoint["loops"]["fit_loop"], trainer.num_training_batches)
-
-    def on_load_checkpoint(self, trainer: L.pytorch.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Drops the time that is used up: `max_time` limits a process, or a run that it stopped could not go on."""
+        # The time that is used up: `max_time` limits a process, or a run that it stopped could not go on.
         checkpoint.get("callbacks", {}).pop("Timer", None)
 
 

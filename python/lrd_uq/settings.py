@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 
-from lrd_uq import imports, runs
+from lrd_uq import boards, imports, runs
 from lrd_uq.checkpoints import CheckpointFiles
 from lrd_uq.extra import lightning as L
 from lrd_uq.metrics import MetricsLog
@@ -42,6 +43,7 @@ HIDDEN_WARNINGS = (
 HELP = {
     "images": "folder of the files to predict",
     "items": "numbers of the items to draw, as [0,1,2]",
+    "log": "also show metrics, and pictures of the modes, in tensorboard, in wandb, or in both: [tensorboard,wandb]",
     "output": "file or folder to write",
     "part": "data to use: train, val or test",
     "rank": "columns of the joint Gaussian",
@@ -79,6 +81,7 @@ def configure(
     class Configured(LightningCLI):
         def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
             parser.add_argument("--run", type=str, default="runs/latest", help="folder of the run")
+            parser.add_argument("--log", type=boards.Boards, default=None, help=HELP["log"])
             for name, (kind, default) in (options or {}).items():
                 required = default is None
                 parser.add_argument(f"--{name}", type=kind, default=default, required=required, help=HELP[name])
@@ -90,8 +93,12 @@ def configure(
                 writes.enter_context(runs.opened(folder))
                 kept = runs.callbacks(folder, self.config_init["seed_everything"])
                 more = [one for one in _several(chosen["logger"]) if not isinstance(one, bool)]
-                own = {"logger": [MetricsLog(folder), *more]}
                 shown = [*_several(chosen["callbacks"]), *callbacks, *kept]
+                if boards.named(self.config["log"]):
+                    more += boards.loggers(self.config["log"], folder, yaml.safe_load(self.parser.dump(self.config)))
+                    has_pictures = any(isinstance(one, boards.ModePictures) for one in shown)
+                    shown += [] if has_pictures else [boards.ModePictures()]
+                own = {"logger": [MetricsLog(folder), *more]}
                 own["callbacks"] = [*shown, *_progress(shown, chosen["enable_progress_bar"])]
                 own["plugins"] = [*_several(chosen["plugins"]), CheckpointFiles()]
             if is_half_on_cpu(chosen):  # lightning would take bfloat16 instead

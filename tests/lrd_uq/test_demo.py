@@ -93,9 +93,9 @@ def test_panel_shows_what_it_is_given(tmp_path, make_net):
     data, net = DigitInpainting(test=2), make_net(dropout=0.3)
     batch = data.part("test")
     mask = batch.mask[:1].flatten(1)
-    joint = plots.first_item(predict_joint(Dropout(), net, batch.input[:1], 3, 20, mask=mask))
+    joint = plots.item_of(predict_joint(Dropout(), net, batch.input[:1], 3, 20, mask=mask))
     assert joint.epistemic.cov_factor.shape[-1] == 2
     item = data.dataset("test")[0]
     item = item._replace(target=torch.full_like(item.target, torch.nan))
-    plots.panel(tmp_path / "panel.png", [plots.subject(item, joint, data.style)])
+    plots.save(plots.panel([plots.subject(item, joint, data.style)]), tmp_path / "panel.png")
     assert (tmp_path / "panel.png").stat().st_size > 5_000

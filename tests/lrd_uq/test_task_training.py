@@ -70,5 +70,5 @@ def test_short_training(name, tmp_path, train):
         assert name in NODES
         return
     subject = predict_item(module, data, data.dataset("test")[0], 4, 6)
-    plots.panel(tmp_path / "panel.png", [subject])
+    plots.save(plots.panel([subject]), tmp_path / "panel.png")
     assert (tmp_path / "panel.png").stat().st_size > 10_000

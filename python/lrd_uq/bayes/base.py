@@ -86,6 +86,10 @@ class Method:
     def after_training(self, net: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:
         """Called once after the last step, with the training batches. Results must be stored in the network's state."""
 
+    def is_ready(self, net: nn.Module) -> bool:
+        """Whether predictions can be sampled yet: some methods learn the distribution late in training."""
+        return True
+
     def sample_predictions(
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:

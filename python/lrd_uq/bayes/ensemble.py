@@ -124,6 +124,9 @@ class Ensemble(Method):
         for method, part in self.parts(net):
             method.after_training(part, batches)
 
+    def is_ready(self, net: nn.Module) -> bool:
+        return all(method.is_ready(part) for method, part in self.parts(net))
+
     def sample_predictions(
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:

@@ -89,11 +89,14 @@ class Laplace(Method):
                 precision += curvature(own.net, batch)
         own.tril.copy_(torch.linalg.cholesky(precision / self.temperature))
 
+    def is_ready(self, net: nn.Module) -> bool:
+        return bool(_of(net).tril.any())
+
     def sample_predictions(
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:
         own = _of(net)
-        if not own.tril.any():
+        if not self.is_ready(net):
             raise ValueError("the last layer has no posterior yet: train to the end first")
         for t in range(T):
             yield predict_with(own.net, own.draw(generator(x.device, seed, t)), x, mask)

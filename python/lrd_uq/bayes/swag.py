@@ -127,6 +127,9 @@ class Swag(Method):
         if step > first and math.floor((step - first) / every) > math.floor((step - 1 - first) / every):
             _of(net).snapshot()
 
+    def is_ready(self, net: nn.Module) -> bool:
+        return bool(_of(net).count >= 2)
+
     def sample_predictions(
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:
@@ -142,12 +145,10 @@ class Swag(Method):
 
         return predict
 
-    @staticmethod
-    def _with_snapshots(net: nn.Module) -> SwagNet:
-        own = _of(net)
-        if own.count < 2:
+    def _with_snapshots(self, net: nn.Module) -> SwagNet:
+        if not self.is_ready(net):
             raise ValueError("SWAG has no snapshots yet: train to the end first")
-        return own
+        return _of(net)
 
 
 def _of(net: nn.Module) -> SwagNet:
