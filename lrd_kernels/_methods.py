@@ -14,6 +14,7 @@ from torch import Tensor
 from lrd_kernels import _validate, functional, truncation
 from lrd_kernels.linalg import products
 from lrd_kernels.linalg.whitening import Root, root_of
+from lrd_kernels.ops import dispatch
 
 RESOLVED_MODES = 1e-13  # directions shorter than this share of the longest are rounding
 MOST_EMPTY_REGIONS = 1024  # more regions than outputs, and than this, are taken for a mistake
@@ -122,7 +123,7 @@ class Operations(Generic[Gaussian]):
         factor, diag = covariance_of(self)
         return _like(self, self.loc[..., rows], factor[..., rows, :], diag[..., rows])
 
-    def condition(self, index: Index, value: Tensor) -> Gaussian:
+    def condition(self, index: Index, value: Tensor, noise: float | Tensor | None = None) -> Gaussian:
         """The Gaussian of the other outputs, in order, given that the outputs at `index` equal `value` [..., n].
 
             mean mu_B + P_B C^-1 P_A^T D_A^-1 (value - mu_A),    covariance diag(D_B) + P_B C^-1 P_B^T
@@ -130,11 +131,21 @@ class Operations(Generic[Gaussian]):
         with A the known outputs, B the others and `C = I + P_A^T D_A^-1 P_A`. The result has S - n outputs and the same
         rank. One use is to fill in an image from some of its pixels.
 
+        With `noise` N, `value` is not the outputs themselves but a measurement of them, with independent errors of
+        variance N. Then the measured outputs stay uncertain, and the result has all S outputs, in their order:
+
+            C = I + P_A^T (D_A + N)^-1 P_A,    z = C^-1 P_A^T (D_A + N)^-1 (value - mu_A),    s = N / (D_A + N)
+            of A: mean s (mu_A + P_A z) + (1 - s) value,    covariance diag(s D_A) + s P_A C^-1 P_A^T s
+            of B: mean mu_B + P_B z,    covariance diag(D_B) + P_B C^-1 P_B^T
+
         Args:
             index: a slice, a list or tensor of positions, or a bool mask [S].
+            value: the known or measured numbers, [..., n].
+            noise: variance of the errors of a measurement, a number or [..., n], positive. None for exact values.
 
         Raises:
-            ValueError: if an output is named twice, or if `value` or a mask has the wrong shape.
+            ValueError: if an output is named twice, if `value`, `noise` or a mask has the wrong shape, or if `noise` is
+                not positive and finite.
             IndexError: if there is no such output.
 
         Examples:
@@ -142,25 +153,37 @@ class Operations(Generic[Gaussian]):
             >>> rest = d.condition([0], torch.tensor([2.0]))
             >>> rest.mean, rest.variance
             (tensor([1., 0.]), tensor([1.5000, 1.0000]))
+            >>> measured = d.condition([0], torch.tensor([2.0]), noise=2.0)
+            >>> measured.mean, measured.variance
+            (tensor([1.0000, 0.5000, 0.0000]), tensor([1.0000, 1.7500, 1.0000]))
         """
         S = self.loc.shape[-1]
         known = _positions(index, S, self.loc.device)
         _validate.floating("value", value)
         if value.shape[-1:] != known.shape:
             raise ValueError(f"value must have shape [..., {len(known)}], as index; got {tuple(value.shape)}")
-        other = torch.ones(S, dtype=torch.bool, device=self.loc.device)
-        other[known] = False
-        rest = other.nonzero()[:, 0]
         factor, diag = (t.double() for t in covariance_of(self))
+        loc, value = self.loc.double(), value.double()
         seen, seen_diag = factor[..., known, :], diag[..., known]
-        # With C the capacitance of the known outputs: mean P C^-1 P_seen^T D_seen^-1 r, covariance D + P C^-1 P^T.
-        loc = self.loc.double()
-        z = functional.latent_mean(value.double() - loc[..., known], seen, seen_diag)
+        if noise is not None:
+            noise = _measurement_noise(noise, value)
+            shrink, pull = noise / (seen_diag + noise), seen_diag / (seen_diag + noise)
+            seen_diag = seen_diag + noise
+        z = functional.latent_mean(value - loc[..., known], seen, seen_diag)
         chol = functional.capacitance_cholesky(seen, seen_diag)[0]
-        left = torch.linalg.solve_triangular(chol, factor[..., rest, :].mT, upper=False).mT
-        mean = loc[..., rest] + (factor[..., rest, :] @ z[..., None])[..., 0]
+        if noise is None:
+            other = torch.ones(S, dtype=torch.bool, device=loc.device)
+            other[known] = False
+            rest = other.nonzero()[:, 0]
+            loc, factor, diag = loc[..., rest], factor[..., rest, :], diag[..., rest]
+        mean = loc + (factor @ z[..., None])[..., 0]
+        left = torch.linalg.solve_triangular(chol, factor.mT, upper=False).mT
+        if noise is not None:
+            mean = mean.index_copy(-1, known, shrink * mean[..., known] + pull * value)
+            scale = torch.ones_like(diag).expand(*shrink.shape[:-1], S).index_copy(-1, known, shrink)
+            left, diag = scale[..., None] * left, scale * diag
         dtype = self.loc.dtype
-        return _like(self, mean.to(dtype), left.to(dtype), diag[..., rest].to(dtype))
+        return _like(self, mean.to(dtype), left.to(dtype), diag.to(dtype))
 
     def aggregate(self, weights: Tensor, *, reduction: str = "sum") -> Aggregate:
         """Mean [..., K] and covariance [..., K, K] of K linear functionals of the outputs, with all correlations.
@@ -447,6 +470,16 @@ def _positions(index: Index, S: int, device: torch.device) -> Tensor:
     if len(positions.unique()) != len(positions):
         raise ValueError("index must not name an output twice")
     return positions
+
+
+def _measurement_noise(noise: float | Tensor, value: Tensor) -> Tensor:
+    """Variances of the errors of measured values, in float64."""
+    wide = torch.as_tensor(noise, dtype=torch.float64, device=value.device)
+    if wide.dim() and wide.shape[-1:] != value.shape[-1:]:
+        raise ValueError(f"noise must be a number, or have shape [..., {value.shape[-1]}]; got {tuple(wide.shape)}")
+    if dispatch.may_inspect(wide) and not bool(((wide > 0) & wide.isfinite()).all()):
+        raise ValueError("noise must be a positive and finite variance; leave it out for exact values")
+    return wide.expand(torch.broadcast_shapes(wide.shape, value.shape[-1:]))
 
 
 def _region_weights(labels: Tensor, reduction: str) -> Tensor:

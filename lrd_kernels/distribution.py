@@ -158,15 +158,19 @@ class LowRankMultivariateNormal(Operations["LowRankMultivariateNormal"], TorchLo
         factor, diag = covariance_of(self)
         return diag.double() + products.row_squares(factor)
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def log_prob(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """Log-density of `value` [..., S]: shape [...].
 
             log p(y) = -1/2 ((y - mu)^T Sigma^-1 (y - mu) + log det Sigma + S log 2 pi)
 
         A value of a narrower dtype is cast to that of `loc`. The covariance is factorised at the first call and kept.
 
+        Args:
+            mask: bool [..., S], True where an output exists: the log-density of these outputs alone. Then the
+                covariance is factorised at every call.
+
         Raises:
-            ValueError: if the shape of `value` is wrong, or if it is not finite.
+            ValueError: if the shape of `value` or `mask` is wrong, or if `value` is not finite.
             TypeError: if `value` is not a tensor, or if its dtype is wider than that of `loc`.
             NotPositiveDefiniteError: if the covariance is not positive definite. With `validate_args=False`, invalid
                 batch items give NaN instead of an error.
@@ -175,11 +179,13 @@ class LowRankMultivariateNormal(Operations["LowRankMultivariateNormal"], TorchLo
             >>> d = lrd.LowRankMultivariateNormal(torch.zeros(3), torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3))
             >>> d.log_prob(torch.ones(5, 3)).shape
             torch.Size([5])
+            >>> d.log_prob(torch.tensor([1.0, 1.0, torch.nan]), mask=torch.tensor([True, True, False]))
+            tensor(-2.7205)
         """
         if isinstance(value, Tensor) and torch.promote_types(value.dtype, self.loc.dtype) == self.loc.dtype:
             value = value.to(self.loc.dtype)
         per_output = -0.5 * LOG_2PI
-        return _terms(self, {"value": value, "loc": self.loc}, maha=-0.5, logdet=-0.5, per_output=per_output)
+        return _terms(self, {"value": value, "loc": self.loc}, mask, maha=-0.5, logdet=-0.5, per_output=per_output)
 
     def entropy(self) -> Tensor:
         """Differential entropy in nats: shape [...].
@@ -193,7 +199,7 @@ class LowRankMultivariateNormal(Operations["LowRankMultivariateNormal"], TorchLo
             >>> d.entropy()
             tensor(4.8061)
         """
-        return _terms(self, {}, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI)).expand(self._batch_shape)
+        return _terms(self, {}, None, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI)).expand(self._batch_shape)
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size(), **options: Any) -> Tensor:
         """Samples that are differentiable in loc, cov_factor and cov_diag: shape `[*sample_shape, ..., S]`.
@@ -221,15 +227,15 @@ class LowRankMultivariateNormal(Operations["LowRankMultivariateNormal"], TorchLo
             return self.rsample(sample_shape, **options)
 
 
-def _terms(self: Any, vectors: dict[str, Tensor], **weights: float) -> Tensor:
-    """A scalar of the distribution, whose calls share one factorisation."""
+def _terms(self: Any, vectors: dict[str, Tensor], mask: Tensor | None, **weights: float) -> Tensor:
+    """A scalar of the distribution, whose calls without a mask share one factorisation."""
     cov_factor, cov_diag = covariance_of(self)
     return functional.terms(
         vectors,
         cov_factor,
         cov_diag,
-        functional.Options(on_failure="raise" if self._validate_args else "nan"),
-        factorisation=_factorisation(self),
+        functional.Options(mask=mask, on_failure="raise" if self._validate_args else "nan"),
+        factorisation=_factorisation(self) if mask is None else None,
         **weights,
     )
 

@@ -43,7 +43,7 @@ class SemidefiniteNormal(LowRankMultivariateNormal):
         tensor([2., 8.])
     """
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def log_prob(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """Raises NotImplementedError: there is no density."""
         raise NotImplementedError(
             "this part has no density: the rank of its covariance is lower than the number of outputs, so almost every"

@@ -46,7 +46,63 @@ def test_condition(model, index):
     torch.testing.assert_close(chain, model.log_prob(joint))
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_condition_on_measurements(model, shared):
+    rows, generator = [7, 2, 11], torch.Generator().manual_seed(0)
+    value = torch.randn(4, *(1 for _ in model.batch_shape), 3, generator=generator, dtype=torch.float64)
+    noise = 0.3 if shared else 0.1 + torch.rand(3, generator=generator, dtype=torch.float64)
+    dense = model.covariance_matrix
+    gain = dense[..., rows] @ torch.linalg.inv(dense[..., rows, :][..., rows] + noise * torch.eye(3).double())
+    found = model.condition(rows, value, noise)
+    assert found.batch_shape == torch.broadcast_shapes(value.shape[:-1], model.batch_shape)
+    assert found.cov_factor.shape[-1] == model.cov_factor.shape[-1]
+    mean = model.mean + (gain @ (value - model.mean[..., rows])[..., None])[..., 0]
+    torch.testing.assert_close(found.mean, mean)
+    wanted = (dense - gain @ dense[..., rows, :]).expand_as(found.covariance_matrix)
+    torch.testing.assert_close(found.covariance_matrix, wanted)
+
+
+def test_measurements_are_between_exact_and_worthless(model):
+    value = torch.randn(3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    exact, rest = model.condition([3, 4, 5], value), [i for i in range(20) if i not in (3, 4, 5)]
+    sharp, blunt = (model.condition([3, 4, 5], value, noise) for noise in (1e-13, 1e13))
+    torch.testing.assert_close(sharp.marginal(rest).covariance_matrix, exact.covariance_matrix)
+    torch.testing.assert_close(sharp.mean[..., 3:6], value.expand_as(sharp.mean[..., 3:6]))
+    assert float((sharp.variance[..., 3:6] / 1e-13 - 1).abs().max()) < 1e-9
+    torch.testing.assert_close(blunt.covariance_matrix, model.covariance_matrix)
+    torch.testing.assert_close(blunt.mean, model.mean)
+
+
+def test_gradient_of_conditioning_on_measurements():
+    inputs = [torch.randn(*shape, dtype=torch.float64) for shape in ((5,), (5, 2), (2,))]
+    positive = [0.5 + torch.rand(n, dtype=torch.float64) for n in (5, 2)]
+
+    def parameters(loc, factor, value, diag, noise):
+        found = lrd.LowRankMultivariateNormal(loc, factor, diag).condition([3, 1], value, noise)
+        return found.loc, found.covariance_matrix
+
+    assert torch.autograd.gradcheck(parameters, [t.requires_grad_() for t in (*inputs, *positive)])
+
+
+def test_log_prob_of_a_part(model):
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(*model.batch_shape, 20, generator=generator, dtype=torch.float64)
+    mask = torch.rand(20, generator=generator) < 0.6
+    whole = model.log_prob(value)
+    found = model.log_prob(torch.where(mask, value, torch.nan), mask=mask)
+    torch.testing.assert_close(found, model.marginal(mask).log_prob(value[..., mask]))
+    assert torch.equal(model.log_prob(value), whole)  # the masked factorisation is not kept for it
+    with lrd.patch_torch():
+        torchs = torch.distributions.LowRankMultivariateNormal(model.loc, model.cov_factor, model.cov_diag)
+        assert torch.equal(torchs.log_prob(torch.where(mask, value, torch.nan), mask=mask), found)
+
+
 def test_condition_refuses(model):
+    for noise in (0.0, -1.0, torch.nan, torch.inf, torch.tensor([1.0, 0.0])):
+        with pytest.raises(ValueError, match="noise must be a positive"):
+            model.condition([1, 2], torch.zeros(2).double(), noise)
+    with pytest.raises(ValueError, match=r"noise must be a number, or have shape \[..., 2\]"):
+        model.condition([1, 2], torch.zeros(2).double(), torch.ones(3))
     with pytest.raises(ValueError, match="twice"):
         model.condition([1, 1], torch.zeros(2).double())
     with pytest.raises(ValueError, match=r"value must have shape \[..., 2\]"):
