@@ -253,8 +253,8 @@ def diagnose(words: list[str]) -> None:
     series = read_metrics(folder)
     if "condition_upper" in series:
         about = run.about()
-        plots.condition_numbers(folder / "condition.png", {folder.name: series}, about)
-        plots.curves(folder / "curves.png", {folder.name: series}, about)
+        plots.condition_numbers(folder / "condition.png", {folder.name: [series]}, about)
+        plots.curves(folder / "curves.png", {folder.name: [series]}, about)
         print(f"Wrote {folder / 'condition.png'} and {folder / 'curves.png'}")
 
 

@@ -1,8 +1,9 @@
 """`lrd-uq demo`: MNIST inpainting with diagonal and low-rank U-Nets, deterministic and with Monte Carlo dropout.
 
-20 of 28 rows are hidden and predicted as one Gaussian. The report has the held-out log-likelihood of every kind of
-prediction, whether they are ordered as expected, the calibration of the sum over the hidden pixels, and pictures.
-Settings were chosen on validation digits; the test digits are only used for the scores.
+20 of 28 rows are hidden and predicted as one Gaussian. Every network is trained with several seeds. The report has the
+held-out log-likelihood of every kind of prediction, in how many seeds they are ordered as expected, the calibration of
+the sum over the hidden pixels, and pictures. Settings were chosen on validation digits; the test digits are only used
+for the scores.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from lrd_uq.predict import predict_item
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningCLI
 
-SCALED = ("--model.net.init_args.head.init_args.parametrisation", "scaled")
 SWEEP = (8, 16, 32, 64, 128)
 SUBJECTS = 3  # number of digits in the panel
 PANEL_RANK = 64
@@ -40,7 +40,7 @@ PANEL_RANK = 64
 
 @dataclass(frozen=True)
 class Spec:
-    """One network of the demo: a shipped config and changes to it."""
+    """One training of the demo: a shipped config and changes to it."""
 
     name: str
     config: str
@@ -51,12 +51,11 @@ class Spec:
     samples: int
     images: int
     diagonal: bool = False  # replace the low-rank head of the config by a DiagonalHead
-    changes: tuple[str, ...] = ()  # further command-line options
     ranks: tuple[int, ...] = ()
 
     @property
     def folder(self) -> Path:
-        return self.output / "runs" / self.name
+        return self.output / "runs" / f"{self.name}-seed{self.seed}"
 
     def configure(
         self, writes: contextlib.ExitStack | None = None, callbacks: Sequence[L.pytorch.Callback] = ()
@@ -75,7 +74,7 @@ class Spec:
             "trainer.num_sanity_val_steps": 0,
         }
         words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-        cli = settings.configure([*words, *self.changes], writes=writes, callbacks=callbacks)
+        cli = settings.configure(words, writes=writes, callbacks=callbacks)
         if self.diagonal:
             cli.model.net.head = DiagonalHead(cli.model.net.head.channels)
         return cli
@@ -91,23 +90,22 @@ class Scored(NamedTuple):
     filtered_steps: int
 
 
-def specs(output: Path, steps: int, seed: int, split_seed: int, samples: int, images: int) -> list[Spec]:
-    """The networks of the demo. The slowest come first, to keep several workers busy until the end."""
+def specs(output: Path, steps: int, seeds: Sequence[int], split_seed: int, samples: int, images: int) -> list[Spec]:
+    """The trainings of the demo. The slowest come first, to keep several workers busy until the end."""
     common: dict[str, Any] = {
         "output": output,
         "steps": steps,
-        "seed": seed,
         "split_seed": split_seed,
         "samples": samples,
         "images": images,
     }
-    return [
-        Spec("low_rank_dropout", "digits_dropout", ranks=SWEEP, **common),
-        Spec("low_rank_dropout_scaled", "digits_dropout", changes=SCALED, **common),
-        Spec("diagonal_dropout", "digits_dropout", diagonal=True, **common),
-        Spec("low_rank", "digits_lowrank", **common),
-        Spec("diagonal", "digits_lowrank", diagonal=True, **common),
+    networks: list[dict[str, Any]] = [
+        {"name": "low_rank_dropout", "config": "digits_dropout", "ranks": SWEEP},
+        {"name": "diagonal_dropout", "config": "digits_dropout", "diagonal": True},
+        {"name": "low_rank", "config": "digits_lowrank"},
+        {"name": "diagonal", "config": "digits_lowrank", "diagonal": True},
     ]
+    return [Spec(**network, seed=seed, **common) for network in networks for seed in seeds]
 
 
 class Progress(L.pytorch.Callback):
@@ -133,7 +131,7 @@ def train_and_score(spec: Spec) -> Scored:
     torch.set_num_threads(1)
     silence_lightning()
     with contextlib.ExitStack() as held:
-        cli = spec.configure(held, [Progress(spec.name, spec.steps)])
+        cli = spec.configure(held, [Progress(spec.folder.name, spec.steps)])
         runs.start_over(spec.folder)
         module, data, trainer = cli.model, cli.datamodule, cli.trainer
         start = time.monotonic()
@@ -169,7 +167,7 @@ def draw_panel(spec: Spec, path: Path) -> None:
     plots.save(plots.panel(subjects), path)
 
 
-def main(arguments: Sequence[str] | None = None) -> dict[str, Scored]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, list[Scored]]:
     parser = argparse.ArgumentParser(
         prog="lrd-uq demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -184,7 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Scored]:
         default=min(2, os.cpu_count() or 1),
         help="networks trained at the same time (default: 2, or 1 on a single core)",
     )
-    add("--seed", type=int, default=0, help="seed of initial weights, batches and dropout (default: 0)")
+    add("--seeds", type=_positive, default=3, help="number of seeds that every network is trained with (default: 3)")
+    add("--seed", type=int, default=0, help="the first seed, of initial weights, batches and dropout (default: 0)")
     add("--split-seed", type=int, default=0, help="seed of the split into training and test digits (default: 0)")
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
@@ -195,23 +194,31 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Scored]:
     for name, fact in facts.items():
         print(f"{name}: {fact}")
     options.output.mkdir(parents=True, exist_ok=True)
-    chosen = specs(options.output, options.steps, options.seed, options.split_seed, options.samples, options.images)
-    print(f"{len(chosen)} networks, {options.steps} steps each, {options.workers} at a time", flush=True)
+    seeds = range(options.seed, options.seed + options.seeds)
+    chosen = specs(options.output, options.steps, seeds, options.split_seed, options.samples, options.images)
+    print(
+        f"{len(chosen) // len(seeds)} networks with {len(seeds)} seeds, {options.steps} steps each,"
+        f" {options.workers} at a time",
+        flush=True,
+    )
     if options.workers == 1:
-        scored = {spec.name: train_and_score(spec) for spec in chosen}
+        found = list(map(train_and_score, chosen))
     else:
         with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
-            scored = dict(zip([spec.name for spec in chosen], pool.map(train_and_score, chosen), strict=True))
+            found = list(pool.map(train_and_score, chosen))
+    scored: dict[str, list[Scored]] = {}
+    curves: dict[str, list[plots.Series]] = {}
+    for spec, one in zip(chosen, found, strict=True):
+        scored.setdefault(spec.name, []).append(one)
+        curves.setdefault(spec.name.replace("_", " "), []).append(read_metrics(spec.folder))
 
     draw_panel(chosen[0], options.output / "panel.png")
-    curves = {spec.name.replace("_", " "): read_metrics(spec.folder) for spec in chosen}
     plots.curves(options.output / "curves.png", curves)
     plots.condition_numbers(options.output / "condition.png", curves)
-    demo_report.draw_sweep(options.output / "sweep.png", scored["low_rank_dropout"].evaluation, SWEEP)
+    demo_report.draw_sweep(options.output / "sweep.png", [one.evaluation for one in scored["low_rank_dropout"]], SWEEP)
     facts["seconds in all"] = round(time.monotonic() - start)
-    settings = {
-        name: getattr(options, name) for name in ("steps", "samples", "images", "workers", "seed", "split_seed")
-    }
+    names = ("steps", "samples", "images", "workers", "seeds", "seed", "split_seed")
+    settings = {name: getattr(options, name) for name in names}
     print("\n".join(demo_report.write(options.output, scored, facts, settings)))
     print(f"Wrote {options.output / 'report.md'} after {facts['seconds in all']} s")
     return scored

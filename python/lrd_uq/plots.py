@@ -138,8 +138,9 @@ def running_sums(items: Sequence[tuple[Tensor, lrd.LowRankMultivariateNormal]], 
     return figure
 
 
-def curves(path: Path, runs: Mapping[str, Series], about: Mapping[str, Any] | None = None) -> None:
-    """Draws validation log-likelihood, loss and trace of the low-rank part over the steps, one line per run."""
+def curves(path: Path, runs: Mapping[str, Sequence[Series]], about: Mapping[str, Any] | None = None) -> None:
+    """Draws validation log-likelihood, loss and trace of the low-rank part over the steps, one line for each seed of a
+    run."""
     wanted = {
         "val_log_prob": "validation log-likelihood, nats per image (expected weights)",
         "loss": "training loss, per output",
@@ -147,13 +148,14 @@ def curves(path: Path, runs: Mapping[str, Series], about: Mapping[str, Any] | No
     }
     figure = _figure(11, 3.6)
     for axes, (name, title) in zip(figure.subplots(1, 3), wanted.items(), strict=True):
-        for number, (run, series) in enumerate(runs.items()):
-            if name in series and any(series[name][1]):
-                axes.plot(*series[name], label=run, linewidth=1, color=f"C{number}")
+        for number, (run, seeds) in enumerate(runs.items()):
+            found = [series[name] for series in seeds if name in series and any(series[name][1])]
+            for seed, points in enumerate(found):
+                axes.plot(*points, label=run if seed == 0 else None, linewidth=1, color=f"C{number}")
         _finish(axes, title)
         if name == "val_log_prob":
             # The first epochs lie far below the others: leave them out of the axis.
-            values = [v for series in runs.values() for v in series.get(name, ((), ()))[1]]
+            values = [v for seeds in runs.values() for series in seeds for v in series.get(name, ((), ()))[1]]
             if values:
                 top = max(values)
                 axes.set_ylim(top - 0.35 * abs(top), top + 0.03 * abs(top))
@@ -161,17 +163,19 @@ def curves(path: Path, runs: Mapping[str, Series], about: Mapping[str, Any] | No
     save(figure, path, about)
 
 
-def condition_numbers(path: Path, runs: Mapping[str, Series], about: Mapping[str, Any] | None = None) -> None:
-    """Draws condition numbers over the steps: an upper bound for the covariance, and that of the capacitance matrix."""
+def condition_numbers(path: Path, runs: Mapping[str, Sequence[Series]], about: Mapping[str, Any] | None = None) -> None:
+    """Draws condition numbers over the steps, one line for each seed of a run: an upper bound for the covariance, and
+    that of the capacitance matrix."""
     figure = _figure(9, 3.4)
     titles = {
         "condition_upper": "condition of the covariance (upper bound)",
         "capacitance_condition": "condition of the capacitance matrix",
     }
     for axes, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
-        for run, series in runs.items():
-            if name in series:
-                axes.semilogy(*series[name], label=run, linewidth=1)
+        for number, (run, seeds) in enumerate(runs.items()):
+            for seed, series in enumerate(seeds):
+                if name in series:
+                    axes.semilogy(*series[name], label=run if seed == 0 else None, linewidth=1, color=f"C{number}")
         _finish(axes, f"{title}, worst of the batch")
         if name == "condition_upper":
             axes.legend(frameon=False, fontsize=8)
@@ -181,16 +185,20 @@ def condition_numbers(path: Path, runs: Mapping[str, Series], about: Mapping[str
 def sweep(
     path: Path,
     ranks: Sequence[int],
-    means: Mapping[str, Sequence[float]],
-    sds: Mapping[str, Sequence[float]],
+    means: Mapping[str, Sequence[Sequence[float]]],
+    sds: Mapping[str, Sequence[Sequence[float]]],
     lines: Mapping[str, float],
 ) -> None:
-    """Draws log-likelihood and its spread over images against the number of kept columns, and reference `lines`."""
+    """Draws log-likelihood and its spread over images, [seeds][ranks], against the number of kept columns, and
+    reference `lines`."""
     figure = _figure(9, 3.6)
     left, right = figure.subplots(1, 2)
-    for name in means:
-        left.plot(ranks, means[name], marker="o", label=name)
-        right.plot(ranks, sds[name], marker="o", label=name)
+    for axes, values in ((left, means), (right, sds)):
+        for number, (name, seeds) in enumerate(values.items()):
+            for one in seeds if len(seeds) > 1 else []:
+                axes.plot(ranks, one, color=f"C{number}", linewidth=0.7, alpha=0.5)
+            mean = [sum(column) / len(seeds) for column in zip(*seeds, strict=True)]
+            axes.plot(ranks, mean, marker="o", color=f"C{number}", label=name)
     for (name, level), style in zip(lines.items(), (":", "--", "-."), strict=False):
         left.axhline(level, color="black", linestyle=style, linewidth=1, label=f"{name}: {level:.1f}")
     for axes, title in ((left, "mean log-likelihood, nats per image"), (right, "its standard deviation over images")):

@@ -13,7 +13,7 @@ import numpy as np
 
 import lrd_kernels as lrd
 from lrd_uq import plots
-from lrd_uq.bayes import predict_joint
+from lrd_uq.bayes.base import predict_joint
 from lrd_uq.data.batch import Batch, collate
 from lrd_uq.data.reading import BrokenFile
 from lrd_uq.data.task import Task

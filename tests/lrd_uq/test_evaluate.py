@@ -14,7 +14,6 @@ from lrd_uq.data.batch import Batch
 from lrd_uq.data.reading import BrokenFile
 from lrd_uq.data.task import LazyItems
 from lrd_uq.evaluate import (
-    Difference,
     Row,
     calibration,
     collect,
@@ -22,11 +21,11 @@ from lrd_uq.evaluate import (
     failures,
     kept_columns,
     key_of,
+    over_seeds,
     paired,
     standardised_sum,
     summary,
     table,
-    verdict,
 )
 from lrd_uq.heads import DiagonalHead, LowRankHead
 from lrd_uq.nets import wrap
@@ -132,15 +131,32 @@ def test_right_covariance_is_calibrated_and_variances_alone_are_not():
     assert calibration(standardised_sum(alone, target, mask)).rms > 3
 
 
-def test_paired_difference_and_verdict():
+def test_paired_difference():
     worse = torch.tensor([0.0, 10.0, 20.0, 30.0])
     found = paired(worse + torch.tensor([1.0, 2.0, 3.0, -1.0]), worse)
     assert found.mean == pytest.approx(1.25)
     assert found.error == pytest.approx(torch.tensor([1.0, 2.0, 3.0, -1.0]).std().item() / 2)
     assert found.share_gaining == 0.75
-    assert verdict("A above B", Difference(-1.0, 0.1, 0.0, 0.4)).startswith("DOES NOT HOLD here: A above B (-1.0")
-    assert verdict("A above B", Difference(1.0, 0.9, 0.0, 0.6)).startswith("holds on average, within the noise")
-    assert verdict("A above B", Difference(1.0, 0.1, 0.0, 0.6)).startswith("holds: A above B (+1.0 ± 0.1 nats")
+
+
+def test_intervals_over_seeds_and_over_items_are_apart():
+    """Seeds that differ by 2, items that differ by 20: each interval has the width of its own spread."""
+    torch.manual_seed(0)
+    items, seeds = 20 * torch.randn(400), torch.tensor([-2.0, 0.0, 2.0])
+    found = over_seeds([items + seed + 5 for seed in seeds], [torch.zeros(400)] * 3)
+    centre = float(items.mean()) + 5
+    assert found.mean == pytest.approx(centre, abs=1e-5)
+    assert found.per_seed == pytest.approx([centre - 2, centre, centre + 2], abs=1e-4)
+    assert found.over_seeds == pytest.approx([centre - 4.9683, centre + 4.9683], abs=1e-3)  # 4.3027 * 2 / sqrt(3)
+    error = float(items.std()) / 20
+    assert found.over_items == pytest.approx([centre - 1.96 * error, centre + 1.96 * error], abs=0.15)
+    assert (found.in_favour, found.share_gaining) == (3, float((items + 5 > 0).double().mean()))
+    one = over_seeds([items], [torch.zeros(400)])
+    assert one.over_seeds is None
+    assert one.over_items is not None
+    failed = over_seeds([items, items * torch.nan], [torch.zeros(400)] * 2)
+    assert (failed.over_seeds, failed.over_items) == (None, None)
+    assert math.isnan(failed.mean)
 
 
 def test_table_is_markdown_with_numbers():

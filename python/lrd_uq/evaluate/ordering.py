@@ -43,20 +43,3 @@ def paired(better: Tensor, worse: Tensor) -> Difference:
     error = float(difference.std()) / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
     gaining = float((difference > 0).double().mean())
     return Difference(float(difference.mean()), error, float(difference.median()), gaining)
-
-
-def verdict(claim: str, difference: Difference) -> str:
-    """One line that says whether a claim of the form "A above B" holds.
-
-    Examples:
-        >>> from lrd_uq.evaluate import paired, verdict
-        >>> verdict("joint above single", paired(torch.tensor([3.0, 5.0]), torch.tensor([2.0, 4.0]))).partition(":")[0]
-        'holds'
-    """
-    if not math.isfinite(difference.mean):
-        return f"CANNOT BE SAID here: {claim} ({difference})"
-    if difference.mean <= 0:
-        return f"DOES NOT HOLD here: {claim} ({difference})"
-    if not difference.mean >= 2 * difference.error:
-        return f"holds on average, within the noise: {claim} ({difference})"
-    return f"holds: {claim} ({difference})"
