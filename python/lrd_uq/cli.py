@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = isinstance(error, (OSError, ImportError, ValueError))
         if not told and type(error).__name__ != "MisconfigurationException":  # lightning's; not imported for --help
             raise
-        print(f"lrd-uq {words[0]}: {error}", file=sys.stderr)
+        print(f"lrd-uq {words[0]}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0
 
@@ -104,7 +104,8 @@ def fit(words: list[str]) -> None:
         cli = settings.configure(words, writes=held)
         folder, trainer = Path(cli.config["run"]), cli.trainer
         refuse_no_training(trainer)
-        config = cli.parser.dump(cli.config, skip_validation=True)
+        refuse_misfit(cli.model, cli.datamodule, cli.config["trainer"]["use_distributed_sampler"])
+        config = cli.parser.dump(cli.config, skip_validation=True, skip_unset=False)  # with what is None, too
         resuming.refuse_other_settings(folder, config)
         found = checkpoints.newest(folder)
         if found is not None and resuming.is_finished(found.content, trainer.max_steps, trainer.max_epochs):
@@ -126,7 +127,8 @@ def fit(words: list[str]) -> None:
 
 
 def refuse_no_training(trainer: Trainer) -> None:
-    """Raises for settings with which no step would be trained or saved, or with which training would never end."""
+    """Raises for settings with which no step would be trained or saved, with which training would never end, and for
+    those that lightning divides by or ignores."""
     for name in ("max_steps", "max_epochs", "limit_train_batches"):
         if getattr(trainer, name) == 0:
             raise ValueError(f"trainer.{name} must be above 0 for any training; got 0")
@@ -134,6 +136,33 @@ def refuse_no_training(trainer: Trainer) -> None:
         raise ValueError("trainer.fast_dev_run saves no checkpoint: leave it out, and lower max_steps instead")
     if trainer.max_steps == -1 and trainer.max_epochs in (-1, None):
         raise ValueError("trainer.max_steps or trainer.max_epochs must be set: the learning rate depends on the end")
+    for name in ("accumulate_grad_batches", "val_check_interval", "check_val_every_n_epoch"):
+        value = getattr(trainer, name)
+        if isinstance(value, (int, float)) and not value > 0:
+            raise ValueError(f"trainer.{name} must be above 0; got {value}")
+    if trainer.log_every_n_steps < 0:  # type: ignore[attr-defined]
+        raise ValueError(f"trainer.log_every_n_steps must be 0 or above; got {trainer.log_every_n_steps}")  # type: ignore[attr-defined]
+    for name, most in (("min_steps", trainer.max_steps), ("min_epochs", trainer.max_epochs)):
+        if 0 < (most or 0) < (getattr(trainer, name) or 0):
+            raise ValueError(
+                f"trainer.{name} must be at most {name.replace('min', 'max')}, {most}, where training ends"
+            )
+
+
+def refuse_misfit(module: JointUncertainty, data: Any, distributes: bool) -> None:
+    """Raises ValueError for a network, or a trainer, that does not fit the data."""
+    from lrd_uq.data.batch import as_batch
+    from lrd_uq.data.task import Task
+
+    if not isinstance(data, Task):  # lightning has to prepare a data module of another kind
+        return
+    if distributes:
+        raise ValueError("trainer.use_distributed_sampler must be false: the tasks distribute their batches themselves")
+    items = data.dataset("train")
+    read = getattr(items, "item_or_none", items.__getitem__)
+    first = next((item for number in range(len(items)) if (item := read(number)) is not None), None)
+    if first is not None:
+        module.refuse_misfit(as_batch(first))
 
 
 def refuse_unfinished(trainer: Trainer, folder: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import lrd_kernels as lrd
+from lrd_uq.checks import check_counts, check_finite, check_weights
 
 PARAMETRISATIONS = ("plain", "scaled")
 
@@ -85,6 +86,7 @@ class MeanHead(nn.Module):
 
     def __init__(self, channels: int, outputs: int = 1, *, features_last: bool = False) -> None:
         super().__init__()
+        check_counts(channels=channels, outputs=outputs)
         self.channels, self.outputs, self.features_last = channels, outputs, features_last
         self.mean_weight = nn.Parameter(torch.empty(outputs, channels))
         self.mean_bias = nn.Parameter(torch.empty(outputs))
@@ -194,6 +196,7 @@ class DiagonalHead(MeanHead):
         features_last: bool = False,
     ) -> None:
         super().__init__(channels, outputs, features_last=features_last)
+        check_finite(initial_raw=initial_raw)
         self.own_eps = smallest_variance(eps, eps_std)  # as the head was built
         self.eps, self.initial_raw = self.own_eps, initial_raw
         self.diag_weight = nn.Parameter(torch.empty(outputs, channels))
@@ -278,6 +281,7 @@ class LowRankHead(DiagonalHead):
         super().__init__(
             channels, outputs, eps=eps, eps_std=eps_std, initial_raw=initial_raw, features_last=features_last
         )
+        check_finite(initial_factor=initial_factor)
         self.rank = self.rank_in_use = rank
         self.is_scaled, self.initial_factor = parametrisation == "scaled", initial_factor
         self.orthogonal, self.svd = orthogonal, svd
@@ -348,8 +352,7 @@ def smallest_variance(eps: float | None, eps_std: float | None) -> float:
     if eps is not None and eps_std is not None:
         raise ValueError(f"give eps or eps_std, not both; got {eps} and {eps_std}")
     name, value = ("eps_std", eps_std) if eps_std is not None else ("eps", 0.01 if eps is None else eps)
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be a finite number, 0 or above; got {value}")
+    check_weights(**{name: value})
     return value if eps_std is None else value * value
 
 

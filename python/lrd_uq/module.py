@@ -14,15 +14,16 @@ from torch.utils.data import DataLoader
 
 import lrd_kernels as lrd
 from lrd_uq import parallel
-from lrd_uq.bayes.base import Method
-from lrd_uq.data.batch import Batch
+from lrd_uq.bayes.base import Method, eval_mode
+from lrd_uq.checks import check_positive, check_weights
+from lrd_uq.data.batch import Batch, collate
 from lrd_uq.data.loading import named
 from lrd_uq.data.order import one_pass
 from lrd_uq.extra import lightning as L
 from lrd_uq.extra import torchmetrics
 from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output, full_precision
 from lrd_uq.nets import GaussianNet, SplitNet, batch_for
-from lrd_uq.objectives import Losses, Objective, check_weights
+from lrd_uq.objectives import Losses, Objective
 from lrd_uq.resuming import finished_checkpoint
 
 
@@ -90,7 +91,8 @@ class JointUncertainty(L.pytorch.LightningModule):
                 f"{type(objective).__name__} ignores {' and '.join(given)} of the model: set the weights of the"
                 " objective instead"
             )
-        check_weights(learning_rate=learning_rate, weight_decay=weight_decay)
+        check_positive(learning_rate=learning_rate)
+        check_weights(weight_decay=weight_decay)
         self.method = Method() if method is None else method
         if not 0 <= warmup < (self.method.constant_from or 1):
             constant = "" if self.method.constant_from is None else ", at which SWAG's constant learning rate starts"
@@ -188,6 +190,23 @@ class JointUncertainty(L.pytorch.LightningModule):
         self.latest.append(Step(member.head, detached, target, mask))
         with full_precision(target):
             return self.objective(member.head, output, target, mask)
+
+    def refuse_misfit(self, item: Batch) -> None:
+        """Raises ValueError if the network does not take an item, if it predicts other outputs than the target has, or
+        if the method cannot draw its weights."""
+        self.method.check(self.net)
+        batch = batch_for(self.net, collate([item]))
+        try:
+            with torch.no_grad(), eval_mode(self.net), torch.random.fork_rng(devices=[]):
+                for member in self.method.members(self.net):
+                    self._member_losses(member, batch)
+        except (IndexError, RuntimeError) as error:
+            raise ValueError(
+                f"the network does not fit the data, whose items have an input of {list(item.input.shape)} and a target"
+                f" of {list(item.target.shape)}: {error}"
+            ) from error
+        finally:
+            self.latest = []
 
     def _training_items(self) -> int:
         dataset: Any = self._training_loader().dataset

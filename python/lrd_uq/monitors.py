@@ -10,6 +10,7 @@ from torch import Tensor
 
 import lrd_kernels as lrd
 from lrd_uq import parallel
+from lrd_uq.checks import check_counts, check_positive
 from lrd_uq.extra import lightning as L
 from lrd_uq.heads import DiagonalHead
 from lrd_uq.module import JointUncertainty, Step
@@ -141,6 +142,8 @@ class CovarianceMonitor(L.pytorch.Callback):
     """
 
     def __init__(self, every: int = 10, most_trace: float = 4.0, most_condition: float = 1e6) -> None:
+        check_counts(every=every)
+        check_positive(most_trace=most_trace, most_condition=most_condition)
         self.every, self.most_trace, self.most_condition = every, most_trace, most_condition
         self._warned: set[str] = set()
 

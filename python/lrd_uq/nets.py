@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lrd_uq.checks import check_counts, check_dropout
 from lrd_uq.data.batch import Batch, as_batch
 from lrd_uq.heads import DiagonalHead, Gaussian, MeanHead, Output, density_dtype, full_precision
 
@@ -19,6 +20,7 @@ MONAI_UNETS: dict[str, dict[str, Any]] = {
     "SegResNet": {"init_filters": 16},
     "DynUNet": {"kernel_size": (3, 3, 3), "strides": (1, 2, 2), "upsample_kernel_size": (2, 2)},
 }
+DROPOUTS = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}  # of whole channels, by the number of dimensions
 
 
 class GaussianNet(nn.Module):
@@ -173,6 +175,8 @@ class NodeNet(nn.Module):
 
     def __init__(self, in_channels: int, channels: int, hidden: int = 64, dropout: float = 0.0) -> None:
         super().__init__()
+        check_counts(in_channels=in_channels, channels=channels, hidden=hidden)
+        check_dropout(dropout)
         self.layers = nn.Sequential(
             *(nn.Linear(in_channels, hidden), nn.ReLU(), nn.Dropout(dropout)),
             *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout)),
@@ -191,13 +195,13 @@ class MonaiUNet(nn.Module):
         name: one of `MONAI_UNETS`.
         in_channels: channels of the input.
         channels: channels of the feature map.
-        dims: 2 for images, 3 for volumes.
+        dims: 1 for series, 2 for images, 3 for volumes.
         options: further arguments of MONAI's class, such as `dropout`.
         drop_channels: replace dropout of single pixels by dropout of whole channels, so that predictions with Monte
             Carlo dropout differ by patterns that are correlated over pixels.
 
     Raises:
-        ValueError: if the name is unknown.
+        ValueError: if the name is unknown, or for options that the class does not take.
         ImportError: without MONAI, which the extra `train` installs.
 
     Examples:
@@ -218,18 +222,24 @@ class MonaiUNet(nn.Module):
         super().__init__()
         if name not in MONAI_UNETS:
             raise ValueError(f"name must be one of {', '.join(MONAI_UNETS)}; got {name!r}")
+        if dims not in DROPOUTS:
+            raise ValueError(f"dims must be 1, 2 or 3; got {dims}")
+        check_counts(in_channels=in_channels, channels=channels)
         try:
             from monai.networks import nets
         except ImportError as error:
             raise ImportError("MONAI's networks need the training extra: pip install 'lrd-kernels[train]'") from error
         settings = {**MONAI_UNETS[name], **(options or {})}
-        self.net = getattr(nets, name)(spatial_dims=dims, in_channels=in_channels, out_channels=channels, **settings)
+        kind = getattr(nets, name)
+        try:
+            self.net = kind(spatial_dims=dims, in_channels=in_channels, out_channels=channels, **settings)
+        except TypeError as error:
+            raise ValueError(f"options do not fit MONAI's {name}: {error}") from error
         if drop_channels:
-            whole = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}[dims]
             for module in list(self.net.modules()):
                 for child, layer in module.named_children():
                     if type(layer) is nn.Dropout:
-                        setattr(module, child, whole(layer.p))
+                        setattr(module, child, DROPOUTS[dims](layer.p))
 
     def forward(self, x: Tensor) -> Tensor:
         """The features [B, channels, ...] of inputs [B, in_channels, ...]."""
@@ -252,6 +262,8 @@ class DigitsUNet(nn.Module):
 
     def __init__(self, in_channels: int = 2, channels: int = 24, dropout: float = 0.0) -> None:
         super().__init__()
+        check_counts(in_channels=in_channels, channels=channels)
+        check_dropout(dropout)
         inner = 2 * channels
         self.down = nn.Conv2d(in_channels, channels, 4, stride=2, padding=1)  # 28 -> 14
         self.first = nn.Conv2d(channels, inner, 3, padding=1)  # at 7

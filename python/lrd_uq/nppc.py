@@ -24,8 +24,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lrd_uq.checks import check_weights
 from lrd_uq.heads import LowRankHead, MeanHead, Output, existing, existing_rows, gram_schmidt
-from lrd_uq.objectives import Losses, Objective, check_weights
+from lrd_uq.objectives import Losses, Objective
 
 
 class NppcObjective(Objective):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lrd_uq.checks import check_weights
 from lrd_uq.heads import MeanHead, Output, existing
 
 
@@ -81,13 +82,6 @@ class Objective:
         """The term `L_I`, a scalar: the squared error of the mean, for `target` and `mask` [B, S]."""
         residual = existing(target - output.mean, mask)
         return 0.5 * mean_over_outputs(residual.square(), mask).mean() + 0.5 * math.log(2 * math.pi)
-
-
-def check_weights(**weights: float) -> None:
-    """Raises ValueError for a weight that is negative or not finite."""
-    for name, value in weights.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be a finite number, 0 or above; got {value}")
 
 
 def mean_over_outputs(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -29,6 +29,8 @@ def opened(folder: Path) -> Iterator[None]:
 
     In distributed training, lightning's first process does it for the others.
     """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"a run is a folder; {folder} is a file")
     folder.mkdir(parents=True, exist_ok=True)
     if getattr(L.pytorch.utilities.rank_zero_only, "rank", 0):
         yield

@@ -18,6 +18,7 @@ import yaml
 from lrd_uq import boards, imports, runs
 from lrd_uq.checkpoints import CheckpointFiles
 from lrd_uq.extra import lightning as L
+from lrd_uq.messages import one_line
 from lrd_uq.metrics import MetricsLog
 from lrd_uq.module import JointUncertainty
 from lrd_uq.progress import Progress
@@ -86,6 +87,10 @@ def configure(
                 required = default is None
                 parser.add_argument(f"--{name}", type=kind, default=default, required=required, help=HELP[name])
 
+        def before_instantiate_classes(self) -> None:
+            if self.config["seed_everything"] is False:
+                raise ValueError("seed_everything must be a number: without it, no run could be repeated; got false")
+
         def instantiate_trainer(self, **settings: Any) -> L.pytorch.Trainer:
             chosen, folder = self.config_init["trainer"], Path(self.config_init["run"])
             own: dict[str, Any] = {"logger": False, "enable_checkpointing": False}
@@ -104,7 +109,10 @@ def configure(
             if is_half_on_cpu(chosen):  # lightning would take bfloat16 instead
                 half = L.pytorch.plugins.precision.MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
                 own |= {"precision": None, "plugins": [*own.get("plugins", _several(chosen["plugins"])), half]}
-            return super().instantiate_trainer(**own, **settings)
+            try:
+                return super().instantiate_trainer(**own, **settings)
+            except TypeError as error:  # some checks of lightning raise it for wrong numbers
+                raise ValueError(f"trainer: {error}") from error
 
     description = f"{DESCRIPTION} Configs that come with the package: {', '.join(shipped_configs())}."
     quiet_lightning()
@@ -123,8 +131,8 @@ def configure(
                 seed_everything_default=0,
                 parser_kwargs={**parser, "exit_on_error": False, "allow_abbrev": False},
             )
-    except ArgumentError as error:
-        message = imports.explained(" ".join(str(error).split()))
+    except (ArgumentError, ValueError) as error:
+        message = imports.explained(one_line(str(error)))
         if "arguments are required" in message and not names_config(arguments):
             message += ". A config sets them: --config NAME, where NAME is a file or one of those of `lrd-uq configs`"
         raise ValueError(message) from error

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from realdata import colours, write_celeba, write_chairs, write_nyu
+from realdata import colours
+from small import FEW, few, text_of
 
 import lrd_kernels as lrd
 from lrd_uq import cli, settings, shipped
@@ -19,37 +20,6 @@ from lrd_uq.data import load_digits
 from lrd_uq.metrics import read_metrics
 
 CONFIGS = shipped.shipped_configs()
-SMALL = ["--data.init_args.train", "64", "--data.init_args.val", "20", "--data.init_args.test", "12"]
-SHORT = ["--data.init_args.steps_per_epoch", "3", "--trainer.max_steps", "6", "--trainer.log_every_n_steps", "1"]
-SHORT += ["--trainer.enable_progress_bar", "false", "--trainer.num_sanity_val_steps", "0"]
-HEAD, NET = "--model.net.init_args.head.init_args.", "--model.net.init_args."
-FEW = [*SMALL, *SHORT, HEAD + "channels", "6", NET + "backbone.init_args.channels", "6"]
-REAL = {"celeba_inpainting", "celeba_colourisation", "flying_chairs", "nyu_depth"}
-
-
-def few(config, folder):
-    """Options that make a config small; writes files of the paper's data sets into the folder."""
-    if config.startswith("digits"):
-        split = [NET + "mean.init_args.channels", "6"] if "SplitNet" in _text(config) else []
-        if "mean_run" in _text(config):
-            mean = folder / "mean"
-            assert cli.main(["fit", "--config", "digits_mean", "--run", str(mean), *FEW]) == 0
-            split += [NET + "mean_run", str(mean)]
-        return [*FEW, *split]
-    if config == "cell_measurements":
-        return SHORT
-    if config not in REAL:
-        return [*SHORT, *SMALL, *(["--data.init_args.size", "[16,24]"] if config != "regional_demand" else [])]
-    small = ["--data.init_args.size", "[24,32]", "--data.init_args.batch_size", "2", "--data.init_args.workers", "0"]
-    if config.startswith("celeba"):
-        where = ["--data.init_args.folder", str(write_celeba(folder / "data"))]
-    elif config == "flying_chairs":
-        where = ["--data.init_args.folder", str(write_chairs(folder / "data"))]
-    else:
-        write_nyu(folder / "data")
-        where = ["--data.init_args.file", str(folder / "data" / "nyu_depth_v2_labeled.mat")]
-        where += ["--data.init_args.splits", str(folder / "data" / "splits.mat")]
-    return [*SHORT, *small, *where, "--trainer.accelerator", "cpu"]
 
 
 def fit(folder, config, *more):
@@ -100,7 +70,7 @@ def test_panel_of_a_task_without_pictures(config, tmp_path, capsys):
 def test_own_config_starts_from_the_base(tmp_path):
     """A config inherits trainer settings from the base; `callbacks` replaces its callbacks, `callbacks+` adds."""
     own = tmp_path / "own.yaml"
-    text = _text("digits_dropout").partition("trainer:")[0]
+    text = text_of("digits_dropout").partition("trainer:")[0]
 
     def trainer(*lines):
         own.write_text("\n".join([text, *lines]))
@@ -121,12 +91,8 @@ def test_own_config_starts_from_the_base(tmp_path):
 
 
 def test_there_is_a_config_for_every_method():
-    methods = {name.split("class_path: lrd_uq.bayes.")[1].split()[0] for name in map(_text, CONFIGS)}
+    methods = {name.split("class_path: lrd_uq.bayes.")[1].split()[0] for name in map(text_of, CONFIGS)}
     assert methods == {"Method", "Dropout", "Variational", "Ensemble", "Swag", "Laplace"}
-
-
-def _text(config):
-    return (shipped.CONFIGS / f"{config}.yaml").read_text()
 
 
 @pytest.fixture(scope="module")

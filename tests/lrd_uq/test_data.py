@@ -173,11 +173,11 @@ def test_every_walk_sees_every_item_once():
 
 def test_processes_share_every_batch():
     whole = walk(5, 2, seed=0)
-    shares = [walk(5, 2, seed=0, process=process, processes=3) for process in range(3)]
+    shares = [walk(5, 2, seed=0, process=process, processes=5) for process in range(5)]
     for batch, *parts in zip(whole, *shares, strict=True):
         assert sorted(i for part in parts for i in part) == sorted(batch)
 
 
 def test_batch_must_fit():
-    with pytest.raises(ValueError, match="batch must be from 1 to the number of training items, 4; got 5"):
+    with pytest.raises(ValueError, match="batch_size must be from 1 to the number of training items, 4; got 5"):
         ResumableBatchSampler(4, 5, None, 0)

@@ -127,7 +127,7 @@ def test_methods_that_need_all_weights_are_refused_by_fsdp2(make_net, make_train
 
 
 def test_shares_are_equal_or_refused():
-    with pytest.raises(ValueError, match="batch must be a multiple of the number of processes, 3; got 32"):
+    with pytest.raises(ValueError, match="batch_size must be a multiple of the number of processes, 3; got 32"):
         ResumableBatchSampler(100, 32, None, 0, process=0, processes=3)
     whole = list(ResumableBatchSampler(100, 32, 4, 0))
     halves = [list(ResumableBatchSampler(100, 32, 4, 0, process=i, processes=2)) for i in range(2)]

@@ -162,6 +162,17 @@ def test_state_is_saved_with_the_weights(method, make_net, make_trainer, data):
     assert not torch.equal(draws[0][0], draws[0][1])
 
 
+@pytest.mark.parametrize(("steps", "start", "snapshots"), [(6, 0.6, 2), (7, 0.5, 3), (1000, 0.61, 40), (10, 0.3, 7)])
+def test_swag_takes_as_many_snapshots_as_it_is_asked_for(steps, start, snapshots, make_net):
+    """Also where the last part of the training begins between two steps."""
+    method = Swag(start, snapshots, columns=2)
+    net = method.prepare(make_net())
+    net.snapshot = lambda: net.count.add_(1)
+    for step in range(1, steps + 1):
+        method.after_step(net, step, steps)
+    assert int(net.count) == snapshots
+
+
 def test_swag_moments_are_those_of_the_snapshots(make_net, make_trainer, data):
     taken = []
     method = Swag(start=0.5, snapshots=5, columns=3)

@@ -70,6 +70,15 @@ class Method:
         """Whether training samples the weights, so that `activate` has something to turn off."""
         return type(self).activate is not Method.activate
 
+    @property
+    def needs_all_weights(self) -> bool:
+        """Whether training computes with all weights of a network at once."""
+        own = type(self)
+        return any(getattr(own, name) is not getattr(Method, name) for name in ("kl", "after_step", "after_training"))
+
+    def check(self, net: nn.Module) -> None:
+        """Raises ValueError for a network whose weights cannot be drawn."""
+
     def activate(self, net: nn.Module, on: bool) -> None:
         """Turns the sampling of weights during training on or off."""
 

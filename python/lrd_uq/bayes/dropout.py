@@ -34,6 +34,10 @@ class Dropout(Method):
     def __init__(self) -> None:
         self._rates: dict[nn.Module, float] = {}  # of the layers that are turned off
 
+    def check(self, net: nn.Module) -> None:
+        if not any(layer.p > 0 for layer in dropout_layers(net)):
+            raise ValueError("the network has no dropout layer with a rate above 0: all predictions would be the same")
+
     def activate(self, net: nn.Module, on: bool) -> None:
         for layer in dropout_layers(net):
             if on and layer in self._rates:
@@ -46,8 +50,7 @@ class Dropout(Method):
         self, net: nn.Module, x: Tensor, T: int, *, mask: Tensor | None = None, chunk: int = 1, seed: int = 0
     ) -> Iterator[Gaussian]:
         (member,) = self.members(net)
-        if not any(layer.p > 0 for layer in dropout_layers(net)):
-            raise ValueError("the network has no dropout layer with a rate above 0: all predictions would be the same")
+        self.check(net)
         B, items = len(x), contents(x)
         for begin in range(0, T, chunk):
             draws = range(begin, min(begin + chunk, T))

@@ -108,6 +108,14 @@ class Ensemble(Method):
     def noisy_training(self) -> bool:
         return any(method.noisy_training for method in self.methods)
 
+    @property
+    def needs_all_weights(self) -> bool:
+        return any(method.needs_all_weights for method in self.methods)
+
+    def check(self, net: nn.Module) -> None:
+        for method, part in self.parts(net):
+            method.check(part)
+
     def activate(self, net: nn.Module, on: bool) -> None:
         for method, part in self.parts(net):
             method.activate(part, on)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import lrd_kernels as lrd
 from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor, keep_precision, predict_with
 from lrd_uq.bayes.noise import generator
+from lrd_uq.checks import check_positive
 from lrd_uq.data.batch import Batch
 from lrd_uq.heads import Gaussian, Output
 from lrd_uq.nets import GaussianNet, SplitNet
@@ -54,7 +55,8 @@ class Laplace(Method):
         temperature: values above 1 widen the posterior, which is too narrow if outputs are more strongly correlated
             than the predicted covariance says.
 
-    It raises ValueError for a `SplitNet`, and when predictions are sampled before the end of training.
+    It raises ValueError for numbers that are not above 0, for a `SplitNet`, and when predictions are sampled before the
+    end of training.
 
     Examples:
         >>> from lrd_uq.bayes import Laplace
@@ -70,6 +72,7 @@ class Laplace(Method):
     """
 
     def __init__(self, prior_std: float = 1.0, temperature: float = 1.0) -> None:
+        check_positive(prior_std=prior_std, temperature=temperature)
         self.prior_std, self.temperature = prior_std, temperature
 
     def prepare(self, net: GaussianNet) -> nn.Module:

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lrd_uq.bayes.base import Method, Predict, keep_precision, predict_with
 from lrd_uq.bayes.noise import generator
+from lrd_uq.checks import check_positive
 from lrd_uq.heads import Gaussian, Output
 from lrd_uq.nets import GaussianNet
 
@@ -108,6 +109,7 @@ class Swag(Method):
             raise ValueError(
                 f"start must be between 0 and 1, snapshots and columns at least 2; got {start}, {snapshots}, {columns}"
             )
+        check_positive(rate=rate)
         self.start, self.snapshots, self.columns = start, snapshots, columns
         self.constant_from, self.constant_rate = start, rate
 
@@ -124,7 +126,11 @@ class Swag(Method):
     def after_step(self, net: nn.Module, step: int, steps: float) -> None:
         first = self.start * steps
         every = (steps - first) / self.snapshots
-        if step > first and math.floor((step - first) / every) > math.floor((step - 1 - first) / every):
+
+        def due(step: int) -> int:  # snapshots up to a step; a quotient may be a rounding below a whole number
+            return max(math.floor((step - first) / every + 1e-9), 0)
+
+        if due(step) > due(step - 1):
             _of(net).snapshot()
 
     def is_ready(self, net: nn.Module) -> bool:

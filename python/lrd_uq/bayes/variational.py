@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor
 from lrd_uq.bayes.noise import generator
+from lrd_uq.checks import check_positive, check_weights
 from lrd_uq.heads import Gaussian, MeanHead
 from lrd_uq.nets import GaussianNet, SplitNet
 
@@ -98,7 +99,7 @@ class Variational(Method):
             the proportions of the evidence lower bound. With 1, the prior outweighs the data of the digits configs.
         initial_std: initial standard deviation of every weight.
 
-    It raises ValueError for a backbone without convolutions and linear layers.
+    It raises ValueError for numbers out of range, and for a backbone without convolutions and linear layers.
 
     Examples:
         >>> from lrd_uq.bayes import Variational
@@ -112,6 +113,8 @@ class Variational(Method):
     """
 
     def __init__(self, prior_std: float = 0.1, kl_weight: float | None = None, initial_std: float = 0.01) -> None:
+        check_positive(prior_std=prior_std, initial_std=initial_std)
+        check_weights(**({} if kl_weight is None else {"kl_weight": kl_weight}))
         self.prior_std, self.kl_weight, self.initial_std = prior_std, kl_weight, initial_std
 
     def prepare(self, net: GaussianNet) -> nn.Module:

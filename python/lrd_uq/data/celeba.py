@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from lrd_uq.checks import check_counts
 from lrd_uq.data.files import read_colour, read_lines
 from lrd_uq.data.pictures import Inpainting, PictureTask, Question
 from lrd_uq.data.reading import BrokenFile
@@ -49,6 +50,7 @@ class CelebA(PictureTask):
     ) -> None:
         question = Inpainting(EYES) if question is None else question
         super().__init__(question, size, on_broken, batch_size, steps_per_epoch, seed, workers)
+        check_counts(train=train, val=val, test=test)
         self.folder, self.most = Path(folder), (train, val, test)
 
     def sources(self) -> Sequence[Sequence[Path]]:

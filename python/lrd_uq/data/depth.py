@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from lrd_uq.checks import check_counts, picture_size
 from lrd_uq.data import motorcycle
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.files import read_colour, resize, resize_known
@@ -31,7 +32,7 @@ class DepthTask(Task):
         split_seed: int = 0,
     ) -> None:
         super().__init__(batch_size, steps_per_epoch, seed, workers, split_seed)
-        self.size = (int(size[0]), int(size[1]))
+        self.size = picture_size(size)
 
     def read(self, path: Path) -> Batch:
         unknown = torch.full((1, *self.size), torch.nan)
@@ -72,6 +73,7 @@ class NyuDepth(DepthTask):
         split_seed: int = 42,
     ) -> None:
         super().__init__(size, batch_size, steps_per_epoch, seed, workers, split_seed)
+        check_counts(train=train, val=val, test=test)
         self.file, self.splits, self.raw, self.on_broken = NyuFile(Path(file)), Path(splits), raw, on_broken
         self.most = (train, val, test)
 
@@ -114,6 +116,7 @@ class RenderedRooms(DepthTask):
     ) -> None:
         motorcycle.check(test_on)
         super().__init__(size, batch_size, steps_per_epoch, seed, workers, split_seed)
+        check_counts(train=train, val=val, test=test)
         self.counts, self.test_on = (train, val, test), test_on
 
     def datasets(self) -> Datasets:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lrd_uq.checks import check_counts, check_positive, picture_size
 from lrd_uq.data import motorcycle
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.files import known_flow, pictures_of, read_colour, read_flo, read_lines, resize, resize_known
@@ -37,7 +38,8 @@ class FlowTask(Task):
         split_seed: int = 0,
     ) -> None:
         super().__init__(batch_size, steps_per_epoch, seed, workers, split_seed)
-        self.size, self.unit = (int(size[0]), int(size[1])), unit
+        check_positive(unit=unit)
+        self.size, self.unit = picture_size(size), unit
 
     def item(self, first: Tensor, second: Tensor, flow: Tensor, known: Tensor) -> Batch:
         """An item from two frames [3, H, W] and the motion in pixels [2, H, W]."""
@@ -105,6 +107,7 @@ class FlyingChairs(FlowTask):
         split_seed: int | None = None,
     ) -> None:
         super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers)
+        check_counts(train=train, val=val, test=test)
         self.chosen_seed = split_seed
         self.folder, self.split_file, self.on_broken = Path(folder), split, on_broken
         self.most = (train, val, test)
@@ -182,6 +185,7 @@ class MovingLayers(FlowTask):
     ) -> None:
         motorcycle.check(test_on)
         super().__init__(size, unit, batch_size, steps_per_epoch, seed, workers, split_seed)
+        check_counts(layers=layers, train=train, val=val, test=test)
         self.layers, self.counts, self.test_on = layers, (train, val, test), test_on
 
     def datasets(self) -> Datasets:

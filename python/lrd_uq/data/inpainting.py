@@ -46,8 +46,11 @@ class DigitInpainting(Task):
         split_seed: int = 0,
     ) -> None:
         super().__init__(batch_size, steps_per_epoch, seed, split_seed=split_seed)
-        if not 0 <= visible[0] < visible[1] <= SIDE:
-            raise ValueError(f"visible must be two rows from 0 to {SIDE}, the first one smaller; got {visible}")
+        if not 0 <= visible[0] < visible[1] <= SIDE or visible[1] - visible[0] == SIDE:
+            raise ValueError(
+                f"visible must be two rows from 0 to {SIDE}, the first one smaller, that leave rows to predict; got"
+                f" {visible}"
+            )
         self.folder, self.sizes, self.visible = folder, (train, val, test), visible
 
     def datasets(self) -> Datasets:

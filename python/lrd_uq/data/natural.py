@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from lrd_uq.checks import check_counts
 from lrd_uq.data.files import resize
 from lrd_uq.data.pictures import Inpainting, PictureTask, Question
 from lrd_uq.data.task import numbered_keys
@@ -75,6 +76,7 @@ class NaturalPictures(PictureTask):
     ) -> None:
         question = Inpainting() if question is None else question
         super().__init__(question, size, "refuse", batch_size, steps_per_epoch, seed, workers, split_seed)
+        check_counts(train=train, val=val, test=test)
         self.counts = (train, val, test)
 
     def sources(self) -> Sequence[Sequence[tuple[int, int]]]:

@@ -48,9 +48,9 @@ class ResumableBatchSampler(Sampler[list[int]]):
         processes: int = 1,
     ) -> None:
         if not 1 <= batch <= items:
-            raise ValueError(f"batch must be from 1 to the number of training items, {items}; got {batch}")
+            raise ValueError(f"batch_size must be from 1 to the number of training items, {items}; got {batch}")
         if batch % processes:
-            raise ValueError(f"batch must be a multiple of the number of processes, {processes}; got {batch}")
+            raise ValueError(f"batch_size must be a multiple of the number of processes, {processes}; got {batch}")
         if steps is not None and steps < 1:
             raise ValueError(f"steps_per_epoch must be at least 1; got {steps}")
         self.items, self.batch, self.seed = items, batch, seed

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lrd_uq.checks import picture_size
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.files import read_colour
 from lrd_uq.data.task import Datasets, Task, lazy_datasets
@@ -48,6 +49,8 @@ class Inpainting(Question):
 
     def item(self, picture: Tensor) -> Batch:
         top, left, bottom, right = self.box(*picture.shape[-2:])
+        if top == bottom or left == right:
+            raise ValueError(f"hidden {self.hidden} hides no pixel of {picture.shape[-1]} x {picture.shape[-2]}")
         hidden = torch.zeros_like(picture, dtype=torch.bool)
         hidden[:, top:bottom, left:right] = True
         return Batch(torch.cat([torch.where(hidden, 0, picture), (~hidden[:1]).float()]), picture, hidden)
@@ -86,7 +89,7 @@ class PictureTask(Task):
     ) -> None:
         super().__init__(batch_size, steps_per_epoch, seed, workers, split_seed)
         self.question, self.on_broken, self.style = question, on_broken, question.style
-        self.size = (int(size[0]), int(size[1]))
+        self.size = picture_size(size)
 
     def sources(self) -> Sequence[Sequence[Any]]:
         """The arguments of `picture` for all training, validation and test items."""

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from lrd_uq.checks import check_counts
 from lrd_uq.data.batch import Batch
 from lrd_uq.data.task import Datasets, Items, Task
 
@@ -67,6 +68,7 @@ class RegionalDemand(Task):
         split_seed: int = 0,
     ) -> None:
         super().__init__(batch_size, steps_per_epoch, seed, split_seed=split_seed)
+        check_counts(regions=regions, history=history, horizon=horizon, train=train, val=val, test=test)
         self.regions, self.history, self.horizon, self.counts = regions, history, horizon, (train, val, test)
 
     def datasets(self) -> Datasets:

@@ -41,6 +41,8 @@ class CellMeasurements(Task):
             raise ImportError("the table needs scikit-learn: pip install 'lrd-kernels[train]'") from error
         values = torch.from_numpy(load_breast_cancer().data).log1p()  # all positive, and skewed
         parts = random_split(len(values), self.split_seed, self.train, (1 - self.train) / 2)
+        if not all(parts):
+            raise ValueError(f"train {self.train} leaves a part without samples: {[len(part) for part in parts]}")
         known = values[parts[0]]
         values = ((values - known.mean(0)) / known.std(0)).float()
         train, val, test = (

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lrd_uq.bayes.base import Method, NoExpectedWeights
+from lrd_uq.checks import check_counts
 from lrd_uq.evaluate.scores import ItemScores, joined, stream
 from lrd_uq.evaluate.shares import Share
 
@@ -98,7 +99,7 @@ def evaluate(
         seed: seed of the draws (see `Method.sample_predictions`).
 
     Raises:
-        ValueError: if T is below 1, or if there are no items.
+        ValueError: if T or a rank is below 1, or if there are no items.
 
     Examples:
         >>> from lrd_uq.bayes import Dropout
@@ -113,6 +114,7 @@ def evaluate(
     """
     if T < 1:
         raise ValueError(f"T must be at least 1; got {T}")
+    check_counts(**{f"ranks[{i}]": rank for i, rank in enumerate(ranks)})
     found = joined(list(stream(method, net, data, T, ranks, images_at_once, seed)))
     if isinstance(data, Share):
         found = data.gathered(found)
