@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 from collections.abc import Iterator
 from decimal import Decimal
@@ -30,6 +31,7 @@ from lrd_kernels._policy import exp_limit
 
 GRADIENTS = "gradients of these five"
 HALF = Decimal("0.5")
+LONG_PRECISION = 800
 LOG_2PI = (2 * exact.PI).ln()
 
 
@@ -196,7 +198,9 @@ def positive_diag(g: Draw) -> Iterator[Error]:
     )
     numbers = exact.exact(raw)
     if softplus:
-        positive = exact.log(1 + exact.exp(numbers))
+        with decimal.localcontext() as context:
+            context.prec = LONG_PRECISION  # 1 + exp(-1000) has 434 zeros
+            positive = exact.log(1 + exact.exp(numbers))
         slope = 1 / (1 + exact.exp(-numbers))
     else:
         limit = Decimal(exp_limit(dtype))
