@@ -68,5 +68,5 @@ def cholesky_by_qr(cov_factor: Tensor, cov_diag: Tensor, mask: Tensor | None = N
     views = BatchViews(cov_factor, cov_diag, mask, ())
     own_mask = None if mask is None else views.gaussians(mask)
     rows = qr.Rows(views.factor(cov_factor), views.gaussians(cov_diag).double(), None, own_mask)
-    chol = qr.regularised(rows.decomposed(values=False)).triangle.mT
+    chol = qr.regularised(rows.decomposed(values=False)).lower()
     return views.from_gaussians(chol.masked_fill(~rows.finite()[:, None, None], torch.nan))

@@ -4,6 +4,10 @@ With A = D^-1/2 P and b = D^-1/2 r, the triangular factor of a QR decomposition 
 solution for the right-hand side [b; 0], and the Mahalanobis term is the squared norm of its residual. Rows are
 processed in chunks; each chunk is stacked below the triangular factor of the previous ones. All is in
 float64, on any device.
+
+Rows may differ by many orders of magnitude, and each has to keep its own digits. Householder QR does so if long rows
+come first and columns are pivoted (Cox and Higham, "Stability of Householder QR factorization for weighted least
+squares problems", 1998). The longest rows decide about the order of the columns.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from torch import Tensor
 from lrd_kernels._policy import DUAL_RANK, QR_GROWTH
 
 CHUNK_ELEMENTS = 2**21  # elements of A held at a time
+PIVOT_ELEMENTS = 2**16  # elements of the longest rows, from which the order of the columns is found
 
 
 class Rows:
@@ -105,22 +110,65 @@ class Rows:
 
 
 class LeastSquares(NamedTuple):
-    """A QR decomposition of rows A with right-hand sides b: the triangle [B, R, R], Q^T b [B, R, N], and the squared
-    norms of what is left of b [B, N]."""
+    """A QR decomposition of rows A, with their columns in another order, and right-hand sides b."""
 
-    triangle: Tensor
-    fitted: Tensor
-    left: Tensor
+    order: Tensor  # [B, R]
+    triangle: Tensor  # T [B, R, R], with A[:, order] = Q T
+    fitted: Tensor  # Q^T b [B, R, N]
+    left: Tensor  # squared norms of what is left of b [B, N]
+
+    def root(self) -> Tensor:
+        """T with its columns as they are in A: A^T A = root^T root"""
+        return in_place_of(self.order[:, None], self.triangle, 2)
+
+    def forth(self, x: Tensor) -> Tensor:
+        """root^-T x for x [B, R, n]"""
+        permuted = x.gather(1, self.order[..., None].expand_as(x))
+        return torch.linalg.solve_triangular(self.triangle.mT, permuted, upper=False)
+
+    def back(self, x: Tensor) -> Tensor:
+        """root^-1 x for x [B, R, n]"""
+        return in_place_of(self.order[..., None], torch.linalg.solve_triangular(self.triangle, x, upper=True), 1)
 
     def solution(self) -> Tensor:
         """z [B, R, N]"""
-        return torch.linalg.solve_triangular(self.triangle, self.fitted, upper=True)
+        return self.back(self.fitted)
+
+    def lower(self) -> Tensor:
+        """The lower triangular root of A^T A [B, R, R] whose diagonal is positive."""
+        upper = torch.linalg.qr(self.root()).R
+        return (torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None] * upper).mT
+
+
+def in_place_of(order: Tensor, x: Tensor, dim: int) -> Tensor:
+    """The inverse of `x = result.gather(dim, order)`, for an order that broadcasts to x."""
+    return torch.empty_like(x).scatter(dim, order.expand_as(x), x)
+
+
+def column_order(A: Tensor) -> Tensor:
+    """The order [B, R] in which QR with column pivoting takes the columns of A [B, n, R]. Long rows come first."""
+    B, n, R = A.shape
+    A, order = A.clone(), torch.arange(R, device=A.device).expand(B, R)
+    for k in range(min(n, R) - 1):
+        at = k + A[:, k:, k:].norm(dim=1).argmax(-1, keepdim=True)
+        others = torch.arange(R, device=A.device).expand(B, R)
+        swap = others.scatter(1, at, k).slice_scatter(at, 1, k, k + 1)
+        A, order = A.gather(2, swap[:, None].expand_as(A)), order.gather(1, swap)
+        v, rest = A[:, k:, k, None].clone(), A[:, k:, k + 1 :]
+        v[:, 0] += torch.copysign(v.norm(dim=1), v[:, 0])  # of the reflection
+        length = v.norm(dim=1, keepdim=True)
+        v = torch.where(length > 0, v / length, 0)
+        A = torch.cat([A[..., : k + 1], torch.cat([A[:, :k, k + 1 :], rest - 2 * v * (v.mT @ rest)], 1)], 2)
+    return order
 
 
 def decomposed(chunks: Iterable[tuple[Tensor, Tensor]], B: int, R: int, N: int, like: Tensor) -> LeastSquares:
     """Decomposes stacked chunks of rows A [B, n, R] and b [B, n, N]."""
-    found = LeastSquares(like.new_zeros(B, 0, R), like.new_zeros(B, 0, N), like.new_zeros(B, N))
-    for A, b in chunks:
+    order = torch.arange(R, device=like.device).expand(B, R)
+    found = LeastSquares(order, like.new_zeros(B, 0, R), like.new_zeros(B, 0, N), like.new_zeros(B, N))
+    for first, (A, b) in enumerate(chunks):
+        if first == 0:
+            found = found._replace(order=column_order(A[:, : max(PIVOT_ELEMENTS // max(R, 1), 4 * R)]))
         found = _stacked(found, A, b)
     missing = R - found.triangle.shape[1]
     return _stacked(found, like.new_zeros(B, missing, R), like.new_zeros(B, missing, N)) if missing else found
@@ -129,9 +177,9 @@ def decomposed(chunks: Iterable[tuple[Tensor, Tensor]], B: int, R: int, N: int, 
 def regularised(found: LeastSquares) -> LeastSquares:
     """Adds the rows [I] below A, and makes the diagonal of the triangle positive."""
     eye = torch.eye(found.triangle.shape[-1], dtype=found.left.dtype, device=found.left.device)
-    triangle, fitted, left = _stacked(found, eye.expand_as(found.triangle), torch.zeros_like(found.fitted))
+    order, triangle, fitted, left = _stacked(found, eye.expand_as(found.triangle), torch.zeros_like(found.fitted))
     signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None]
-    return LeastSquares(signs * triangle, signs * fitted, left)
+    return LeastSquares(order, signs * triangle, signs * fitted, left)
 
 
 def _stacked(found: LeastSquares, A: Tensor, b: Tensor) -> LeastSquares:
@@ -141,11 +189,13 @@ def _stacked(found: LeastSquares, A: Tensor, b: Tensor) -> LeastSquares:
     """
     (B, _, R), N = A.shape, b.shape[2]
     missing = max(R - found.triangle.shape[1] - A.shape[1], 0)  # fewer rows than columns: zeros below
-    reflectors, scales = torch.geqrf(torch.cat([found.triangle, A, A.new_zeros(B, missing, R)], 1))
+    permuted = A.gather(2, found.order[:, None].expand_as(A))
+    reflectors, scales = torch.geqrf(torch.cat([found.triangle, permuted, A.new_zeros(B, missing, R)], 1))
     turned = torch.cat([found.fitted, b, b.new_zeros(B, missing, N)], 1)
     if N and R:
         turned = torch.ormqr(reflectors, scales, turned, transpose=True)
-    return LeastSquares(reflectors[:, :R].triu(), turned[:, :R], found.left + turned[:, R:].square().sum(1))
+    left = found.left + turned[:, R:].square().sum(1)
+    return LeastSquares(found.order, reflectors[:, :R].triu(), turned[:, :R], left)
 
 
 def factorise(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -162,7 +212,8 @@ def factorise(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     good = rows.finite() & logdet.isfinite()
     eye = torch.eye(rows.R, dtype=upper.dtype, device=upper.device).expand_as(upper)
     upper = torch.where(good[:, None, None], upper, eye)
-    z = found._replace(triangle=upper).solution().mT
-    chol_inv = torch.linalg.solve_triangular(upper, eye, upper=True).mT
+    found = found._replace(triangle=upper)
+    z = found.solution().mT
+    chol_inv = torch.linalg.solve_triangular(found.lower(), eye, upper=False)
     growth = torch.where(good, QR_GROWTH, torch.inf)
     return chol_inv.contiguous(), torch.stack([growth.to(logdet), logdet], -1), z.contiguous(), found.left

@@ -64,21 +64,22 @@ class Inverse:
         # Positions of H that are not used hold an independent output of variance 1.
         P, r = (torch.where(high[..., None], t, 0) for t in rows.at(top.indices))  # [B, m, R], [B, m, N]
         deviation = torch.where(high, rows.root.gather(1, top.indices).reciprocal(), 1)
-        Y = torch.linalg.solve_triangular(rest.triangle.mT, P.mT, upper=False)  # transposed, [B, R, m]
+        Y = rest.forth(P.mT)  # transposed, [B, R, m]
         order = Y.abs().sum(-1, keepdim=True).argsort(1, descending=True)  # long rows first
         stacked = torch.cat([Y.gather(1, order.expand_as(Y)), torch.diag_embed(deviation)], 1)
-        Q, root = torch.linalg.qr(stacked, mode="complete")
-        Q, root = Q[:, :R], root[:, : P.shape[1]]  # K = root^T root
-        Q = torch.empty_like(Q).scatter(1, order.expand_as(Q), Q)
-        half = torch.linalg.solve_triangular(root, _eye_like(root), upper=True)  # K^-1 = half half^T
+        columns = qr.column_order(stacked)
+        Q, root = torch.linalg.qr(stacked.gather(2, columns[:, None].expand_as(stacked)), mode="complete")
+        Q, root = qr.in_place_of(order, Q[:, :R], 1), root[:, : P.shape[1]]
+        half = torch.linalg.solve_triangular(root, _eye_like(root), upper=True)
+        half = qr.in_place_of(columns[..., None], half, 1)  # K^-1 = half half^T
         z = self._refined(rest, without)
         whitened = half.mT @ (r - P @ z)
         turned = orthogonal_part(Y, half, Q[..., : P.shape[1]])
-        onto = torch.linalg.solve_triangular(rest.triangle, turned, upper=True)
+        onto = rest.back(turned)
         self.z = self._z = z + onto @ whitened
         self._P_high, self._explained = P, Part(half @ whitened, half @ onto.mT, half.square().sum(-1))
         # C^-1 = root_inverse root_inverse^T
-        self._root_inverse = torch.linalg.solve_triangular(rest.triangle, Q[..., P.shape[1] :], upper=True)
+        self._root_inverse = rest.back(Q[..., P.shape[1] :])
 
     def _refined(self, rest: qr.LeastSquares, without: Tensor) -> Tensor:
         """The least-squares solution after one step of refinement, without which that of a tiny P is all rounding."""
@@ -87,13 +88,12 @@ class Inverse:
         for s, P, r in self._rows.slices():
             w = torch.where(without[:, s], 0, self._rows.root[:, s].square())[..., None]
             gradient = gradient + (w * P).mT @ (r - P @ z)
-        step = torch.linalg.solve_triangular(rest.triangle.mT, gradient, upper=False)
-        return z + torch.linalg.solve_triangular(rest.triangle, step, upper=True)
+        return z + rest.back(rest.forth(gradient))
 
     def _independent_basis(self) -> tuple[Tensor | None, Tensor]:
         """An orthonormal basis of the columns' space that begins with the combinations of columns that all but cancel
         in every row, or None if no item has one; and which columns of the basis [B, R] they are."""
-        null = _null_candidates(self._bare.triangle, self._P_high)  # [B, R, R]
+        null = _null_candidates(self._bare.root(), self._P_high)  # [B, R, R]
         cancels = null.new_ones(null.shape[:2], dtype=torch.bool)
         for _, P, _ in self._rows.slices():
             cancels = cancels & ((P @ null).abs() <= DEPENDENT * (P.abs() @ null.abs())).all(1)
@@ -136,10 +136,10 @@ def orthogonal_part(A: Tensor, inverse: Tensor, Q: Tensor) -> Tensor:
 
 def leverages(rows: Rows) -> Tensor:
     """h_i = |L^-1 p_i|^2 / D_i: [B, S]"""
-    lower = qr.regularised(rows.decomposed(values=False)).triangle.mT
+    found = qr.regularised(rows.decomposed(values=False))
 
     def part(A: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(lower, A.mT, upper=False).square().sum(1)
+        return found.forth(A.mT).square().sum(1)
 
     return torch.cat([part(P * rows.root[:, s, None]) for s, P, _ in rows.slices()], -1)
 

@@ -23,7 +23,7 @@ def singular_basis(factor: Tensor) -> tuple[Tensor, Tensor]:
     good = largest.isfinite()
     unit = torch.where(good & (largest > 0), largest, 1)[:, None, None]
     blocks = (torch.where(good[:, None, None], P.double() / unit, 0) for P in flat.split(products.chunk_rows(flat), -2))
-    triangle = qr.decomposed(((P, P[..., :0]) for P in blocks), len(flat), R, 0, unit).triangle
+    triangle = qr.decomposed(((P, P[..., :0]) for P in blocks), len(flat), R, 0, unit).root()
     _, singular, right = torch.linalg.svd(triangle)
     singular = torch.where(good[:, None], singular * unit[..., 0], torch.nan)
     vectors = torch.where(good[:, None, None], capacitance.signed(right.mT), torch.nan)
@@ -37,7 +37,7 @@ def project_fold(factor: Tensor, diag: Tensor, basis: Tensor, fold: bool) -> tup
     shape = (K, factor.shape[-2]) if is_rank_major(factor) else (factor.shape[-2], K)
     projected = factor.new_empty(*factor.shape[:-2], *shape)
     projected = projected.mT if is_rank_major(factor) else projected
-    folded = diag.double() if fold else diag.clone()
+    folded = diag.to(torch.float64, copy=True) if fold else diag.clone()
     for rows in products.row_chunks(factor):
         P = factor[..., rows, :].double()
         Y = P @ basis

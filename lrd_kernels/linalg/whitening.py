@@ -112,7 +112,7 @@ def root_of(factor: Tensor, diag: Tensor) -> Root:
     found = leverages(rows).topk(min(rows.R, rows.S), -1)
     used, index = found.values > ROOT_LEVERAGE, found.indices  # [B, m]
     without = torch.zeros_like(rows.root, dtype=torch.bool).scatter(1, index, used)
-    _, singular, right = torch.linalg.svd(rows.decomposed(without, values=False).triangle)
+    _, singular, right = torch.linalg.svd(rows.decomposed(without, values=False).root())
     vectors, scale = right.mT, (1 + singular.square()).sqrt()
     P = torch.where(used[..., None], rows.at(index)[0], 0)
     spread = torch.diag_embed(torch.where(used, rows.root.gather(1, index).reciprocal(), 1))

@@ -40,6 +40,25 @@ def test_solve_and_the_precision_matrix_are_inverses(R, smallest):
     assert relative(L @ L.mT, torch.eye(R) + scaled.mT @ scaled) < 1e-10
 
 
+@pytest.mark.parametrize("precision", ["auto", "qr"])
+@pytest.mark.parametrize("smallest", [1e-20, 1e-42])
+def test_explained_outputs_of_one_column_each(smallest, precision):
+    """Zeros in the longest rows: without column pivoting, short rows would lose their digits to them."""
+    value, loc, factor, diag = one_small_entry(smallest)
+    diag[7] = 1e3 * smallest
+    factor[5], factor[7] = torch.tensor([[0.0, 0, 0, 3], [0, 2, 0, 0]])
+    leaves = [t.requires_grad_() for t in (value, loc, factor, diag)]
+    found = lrd.log_prob(*leaves, precision=precision)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    dense = torch.distributions.MultivariateNormal(wide[1], wide[2] @ wide[2].mT + torch.diag(wide[3]))
+    wanted = dense.log_prob(wide[0])
+    assert relative(found.detach(), wanted.detach()) < 1e-6
+    pairs = zip(torch.autograd.grad(found, leaves), torch.autograd.grad(wanted, wide), strict=True)
+    assert max(relative(*pair) for pair in pairs) < 1e-5
+    normal = Normal(*(t.detach() for t in leaves[1:]))
+    assert relative(normal.precision_matrix, torch.linalg.inv(covariance(*leaves[2:]).detach())) < 1e-5
+
+
 @pytest.mark.parametrize("smallest", SMALLEST)
 def test_solve_has_right_gradients(smallest):
     value, _, factor, diag = one_small_entry(smallest)
@@ -115,6 +134,15 @@ def test_truncate_does_not_swamp_a_small_diagonal(dtype):
     one, folded, _ = lrd.truncate(factor, diag, 1)
     total = factor.double().square().sum(1) - one.double().square().sum(1)
     assert relative(folded, total) < 1e-6
+
+
+def test_truncate_leaves_its_arguments_as_they_were():
+    factor = 1e4 * torch.randn(2, 50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    diag = torch.full((50,), 1e-12, dtype=torch.float64)
+    for given in (diag, diag.expand(2, 50), diag.expand(2, 50).clone()):
+        before = given.clone()
+        assert bool((lrd.truncate(factor, given, 1)[1] > 1).all())
+        assert torch.equal(given, before)
 
 
 def test_products_with_large_means_and_scales():
