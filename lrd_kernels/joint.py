@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lrd_kernels import _validate, truncation
+from lrd_kernels import _validate
 from lrd_kernels._methods import covariance_of
+from lrd_kernels.autograd.truncate import truncate
 from lrd_kernels.distribution import LowRankMultivariateNormal
 from lrd_kernels.linalg.stack import Stack, mean_of
 from lrd_kernels.ops import dispatch
@@ -143,8 +144,7 @@ def joint(
     Args:
         cov_factors: factors of the predictions, or None for diagonal predictions.
         rank: number of columns of the joint factor and of each part. The variance of the other columns is added to the
-            diagonals. The stacked S x T (R + 1) matrix is then not formed, unless gradients are required. None keeps
-            all columns.
+            diagonals. The stacked S x T (R + 1) matrix is then not formed. None keeps all columns.
         aleatoric: a single prediction (a distribution, or its factor and diagonal), such as that of the expected
             weights, to use instead of the T aleatoric parts. cov_factors and cov_diags are then not used and may be
             None.
@@ -209,22 +209,26 @@ def _assemble(
 ) -> JointNormal:
     """The joint distribution and its parts: factors of the stack are aleatoric columns, vectors are epistemic ones. The
     result has another dtype if one is given."""
-    if rank is not None and not columns.requires_grad:
-        gram, split = columns.basis_gram(rank), columns.split
+    split = columns.split
+    if rank is None:
+        X = columns.dense()
+        found = [(X, diag + epistemic_diag), (X[..., :split], diag), (X[..., split:], epistemic_diag)]
+        found = found if parts else found[:1]
+    else:
         pieces = [(columns, slice(None), diag + epistemic_diag)]
         if parts:
             pieces.append((columns.only_factors, slice(0, split), diag))
             pieces.append((columns.only_vectors, slice(split, None), epistemic_diag))
-        found = [
-            piece.truncate(own_diag, rank, gram[..., own, own], rank_major=columns.rank_major)
-            for piece, own, own_diag in pieces
-        ]
-    else:
-        X = columns.dense()
-        found = [(X, diag + epistemic_diag), (X[..., : columns.split], diag), (X[..., columns.split :], epistemic_diag)]
-        found = found if parts else found[:1]
-        if rank is not None:
-            found = [truncation.truncate(factor, own, rank)[:2] for factor, own in found]
+        if columns.requires_grad:
+            found = [
+                truncate(piece, own_diag, min(rank, piece.columns), backend=None)[:2] for piece, _, own_diag in pieces
+            ]
+        else:
+            gram = columns.basis_gram(rank)
+            found = [
+                piece.truncate(own_diag, rank, gram[..., own, own], rank_major=columns.rank_major)
+                for piece, own, own_diag in pieces
+            ]
     mean, found = mean.to(dtype), [(factor.to(dtype), own.to(dtype)) for factor, own in found]
     made = None
     if parts:

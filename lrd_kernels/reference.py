@@ -140,6 +140,29 @@ def project_fold(
     return projected, D.to(cov_diag.dtype)
 
 
+def project_basis_bwd(X: Tensor, projected: Tensor, grad_factor: Tensor, grad_diag: Tensor | None) -> Tensor:
+    """The gradient of `project_fold` for the basis, in float64: [..., R, K]. grad_diag is None if nothing is folded."""
+    return X.double().mT @ _pull(projected, grad_factor, grad_diag)
+
+
+def project_fold_bwd(
+    X: Tensor, basis: Tensor, turn: Tensor, projected: Tensor, grad_factor: Tensor, grad_diag: Tensor | None
+) -> Tensor:
+    """The gradient of `project_fold` for the factor X [..., S, R], in float64.
+
+    `basis turn^T + turn basis^T` is the gradient for the Gram matrix of X, from which the basis comes.
+    """
+    P = X.double()
+    part = (_pull(projected, grad_factor, grad_diag) + P @ turn) @ basis.mT + (P @ basis) @ turn.mT
+    return part if grad_diag is None else part + 2 * grad_diag[..., None].double() * P
+
+
+def _pull(projected: Tensor, grad_factor: Tensor, grad_diag: Tensor | None) -> Tensor:
+    """The gradient for `X basis`, from those for what is projected and for the diagonal."""
+    pull = grad_factor.double()
+    return pull if grad_diag is None else pull - 2 * grad_diag[..., None].double() * projected.double()
+
+
 def capacitance_cholesky(
     cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | None = None, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from lrd_kernels import _validate
-from lrd_kernels.autograd.truncate import Truncate
+from lrd_kernels.autograd import truncate as autograd_truncate
+from lrd_kernels.linalg.stack import Stack
 
 __all__ = ["truncate"]
 
@@ -60,6 +61,8 @@ def truncate(
         raise ValueError(f"rank must not be negative; got {rank}")
     if energy is not None and not 0 < energy <= 1:
         raise ValueError(f"energy must be above 0 and at most 1; got {energy}")
-    shape = torch.broadcast_shapes(cov_factor.shape[:-2], cov_diag.shape[:-1])
-    factor, diag = cov_factor.expand(*shape, *cov_factor.shape[-2:]), cov_diag.expand(*shape, cov_diag.shape[-1])
-    return Truncate.apply(factor, diag, R if rank is None else min(rank, R), energy, fold, backend)
+    batch = torch.broadcast_shapes(cov_factor.shape[:-2], cov_diag.shape[:-1])
+    diag = cov_diag.expand(*batch, cov_diag.shape[-1])
+    columns = Stack.of(diag, cov_factor.expand(1, *batch, *cov_factor.shape[-2:]), None)
+    kept = R if rank is None else min(rank, R)
+    return autograd_truncate.truncate(columns, diag, kept, energy=energy, fold=fold, backend=backend)

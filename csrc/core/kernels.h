@@ -58,6 +58,27 @@ struct Projection {
   void* folded;     // [S]
 };
 
+// The gradients that come back to a projection, and what was projected.
+struct Pull {
+  MatrixView factor;     // the gradient for the projected rows [S, K]
+  MatrixView projected;  // [S, K]
+  VectorView diag;       // the gradient for the diagonal [S] where something was folded, else null
+};
+
+// What the gradient for a stack needs beside them, and where it goes. Null outputs are skipped.
+struct StackGrads {
+  const double* turn;  // [K + kMaxTileRows, columns], zero-padded: the gradient for the Gram matrix of the stack is
+                       // Q B^T + B Q^T, and this is B^T, times the scales of the columns
+  const double* back;  // [columns + kMaxTileRows, 2 K], zero-padded: Q and B side by side, times the scales
+
+  void* factors;  // [T, S, R] in the input dtype
+  int64_t factor_stride_t;
+  int64_t factor_stride_s;
+  int64_t factor_stride_r;
+  void* vectors;  // [V, S]
+  int64_t vector_stride_v;
+};
+
 struct Kernels {
   const char* isa;
   int64_t (*padded_columns[kComputes])(int64_t columns);  // the columns of GramSums: whole tiles
@@ -84,6 +105,14 @@ struct Kernels {
   void (*project_fold_rows[kDTypes][kComputes])(const Stack&, const Projection&, int64_t begin, int64_t end,
                                                 void* scratch);
 
+  // Adds X^T pull of rows [begin, end) of a stack X to `sums`, row k of which is for column k of the pull. In double.
+  void (*project_basis_bwd_rows[kDTypes])(const Stack&, const Pull&, int64_t begin, int64_t end, void* scratch,
+                                          GramSums sums);
+
+  // The gradient for rows [begin, end) of a stack, at most project_bwd_block_rows() of them. In double.
+  void (*project_fold_bwd_rows[kDTypes])(const Stack&, const Pull&, const StackGrads&, int64_t begin, int64_t end,
+                                         void* scratch);
+
   // C = I + gram -> L, L^-1 (upper parts zeroed); gram and chol_inv may be the same memory. Returns the growth: by how
   // much more than for orthogonal columns an error of the Gram sums comes out in L^-1 (1 at best, scale-free), infinity
   // when C is not finite.
@@ -95,6 +124,8 @@ struct Kernels {
   int64_t (*bwd_scratch[kComputes])(int64_t R);
   int64_t (*joint_gram_scratch[kComputes])(int64_t columns);
   int64_t (*project_scratch[kComputes])(int64_t columns, int64_t K);
+  int64_t (*project_basis_bwd_scratch)(int64_t columns, int64_t K);
+  int64_t (*project_fold_bwd_scratch)(int64_t columns, int64_t K);
   int64_t (*cholesky_scratch)(int64_t R);
 };
 
@@ -103,6 +134,7 @@ int64_t gram_block_rows(int64_t R, int64_t N, Compute compute);
 int64_t bwd_block_rows(int64_t R);
 int64_t joint_block_rows(int64_t columns, Compute compute);
 int64_t project_block_rows(int64_t columns, int64_t K);
+int64_t project_bwd_block_rows(int64_t columns, int64_t K);
 
 // Values are scored this many at a time beside the packed factor block.
 constexpr int64_t kValueChunk = 16;

@@ -4,6 +4,7 @@
 #include "gram.h"
 #include "joint_gram.h"
 #include "project.h"
+#include "project_bwd.h"
 #include "residual.h"
 #include "small_dense.h"
 
@@ -12,6 +13,9 @@
 
 namespace lrd {
 namespace LRD_ISA_NAMESPACE {
+
+// Index order is that of DType.
+#define LRD_DTYPES(kernel) {kernel<float>, kernel<double>, kernel<BFloat16>, kernel<Half>}
 
 // Index order is that of DType and Compute; compute_for() never asks for the empty place.
 #define LRD_INSTANCES(kernel)                                                         \
@@ -27,16 +31,20 @@ const Kernels table = {
     LRD_STRINGIZE(LRD_ISA_NAMESPACE),
     {whole_tiles<float>, whole_tiles<double>},
     LRD_INSTANCES(gram_rows),
-    {residual_rows<float>, residual_rows<double>, residual_rows<BFloat16>, residual_rows<Half>},
+    LRD_DTYPES(residual_rows),
     LRD_INSTANCES(log_prob_bwd_rows),
     LRD_INSTANCES(joint_gram_rows),
     LRD_INSTANCES(project_fold_rows),
+    LRD_DTYPES(project_basis_bwd_rows),
+    LRD_DTYPES(project_fold_bwd_rows),
     cholesky,
     {gram_scratch<float>, gram_scratch<double>},
     residual_scratch,
     {bwd_scratch<float>, bwd_scratch<double>},
     {joint_gram_scratch<float>, joint_gram_scratch<double>},
     {project_scratch<float>, project_scratch<double>},
+    project_basis_bwd_scratch,
+    project_fold_bwd_scratch,
     cholesky_scratch,
 };
 

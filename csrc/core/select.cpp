@@ -121,4 +121,8 @@ int64_t bwd_block_rows(int64_t R) {
 // The same for both compute types, meant for float32.
 int64_t project_block_rows(int64_t columns, int64_t K) { return block_rows(kBlockBytes, (columns + K + 1) * 4); }
 
+int64_t project_bwd_block_rows(int64_t columns, int64_t K) {
+  return block_rows(kBlockBytes, (columns + 2 * K + 2) * element_bytes(Compute::f64));
+}
+
 }  // namespace lrd

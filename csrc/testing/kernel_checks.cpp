@@ -308,6 +308,56 @@ int check(const lrd::Kernels& isa, const Problem& problem) {
     }
     expect_near(get(folded, i, dtype), D[i] + lost, rounding, "folded");
   }
+
+  // Back again, with what was kept for the gradient of it and the folded diagonal for its own: X^T pull, and the
+  // gradient for X where that for the Gram matrix is twice the identity of the columns kept.
+  const lrd::Pull pull{{kept.data(), S, K, kept_s, kept_r}, {kept.data(), S, K, kept_s, kept_r}, {folded.data(), 1}};
+  const int64_t basis_ld = isa.padded_columns[static_cast<int>(Compute::f64)](columns);
+  std::vector<double> basis_sums(K * basis_ld);
+  const auto fourth = scratch(isa.project_basis_bwd_scratch(columns, K));
+  isa.project_basis_bwd_rows[d](stack, pull, 0, S, fourth.get(),
+                                lrd::GramSums{basis_sums.data(), basis_ld, nullptr, nullptr});
+  std::vector<double> turn((K + lrd::kMaxTileRows) * columns), back((columns + lrd::kMaxTileRows) * 2 * K);
+  for (int64_t k = 0; k < K; ++k)
+    turn[k * columns + k] = back[k * 2 * K + k] = back[k * 2 * K + K + k] = k < R ? 0.5 : 1.0;
+  Exact grad_stack(S * R, element), grad_vectors(S * N, element);
+  const int64_t back_s = rank_major ? 1 : stack.R, back_r = rank_major ? S : 1;
+  const lrd::StackGrads grads{turn.data(),
+                              back.data(),
+                              grad_stack.data(),
+                              S * stack.R,
+                              back_s,
+                              back_r,
+                              N > 0 ? grad_vectors.data() : nullptr,
+                              S};
+  const auto fifth = scratch(isa.project_fold_bwd_scratch(columns, K));
+  const int64_t back_rows = lrd::project_bwd_block_rows(columns, K);
+  for (int64_t begin = 0; begin < S; begin += back_rows)
+    isa.project_fold_bwd_rows[d](stack, pull, grads, begin, std::min(S, begin + back_rows), fifth.get());
+  for (int64_t j = 0; j < columns; ++j)
+    for (int64_t k = 0; k < K; ++k) {
+      double sum = 0;
+      for (int64_t i = 0; i < S; ++i) {
+        const double y = get(kept, i * kept_s + k * kept_r, dtype);
+        sum += X[i * columns + j] * y * (1 - 2 * get(folded, i, dtype));
+      }
+      expect_near(basis_sums[k * basis_ld + j], sum, 1e-9, "grad_basis");
+    }
+  for (int64_t i = 0; i < S; ++i) {
+    const double pulled = get(folded, i, dtype);
+    std::vector<double> dX(columns);
+    double mean = 0;
+    for (int64_t j = 0; j < columns; ++j) {
+      const double y = j < K ? get(kept, i * kept_s + j * kept_r, dtype) : 0.0;
+      dX[j] = 2 * pulled * X[i * columns + j] + (j < K ? y * (1 - 2 * pulled) + X[i * columns + j] + y : 0.0);
+      if (j >= R) mean += dX[j] / double(N);
+    }
+    for (int64_t j = 0; j < R; ++j)
+      expect_near(get(grad_stack, j / stack.R * S * stack.R + i * back_s + j % stack.R * back_r, dtype), 0.5 * dX[j],
+                  rounding, "grad_stack");
+    for (int64_t n = 0; n < N; ++n)
+      expect_near(get(grad_vectors, n * S + i, dtype), dX[R + n] - mean, rounding, "grad_vectors");
+  }
   return failures;
 }
 

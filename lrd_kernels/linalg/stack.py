@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lrd_kernels import reference
 from lrd_kernels._policy import FLOAT32_SQUARES, OP_PRECISIONS
-from lrd_kernels.linalg import capacitance
+from lrd_kernels.linalg import capacitance, products
 from lrd_kernels.ops import dispatch, registry
 from lrd_kernels.ops.views import is_rank_major
+
+BACKWARD_OPS = ("cpu",)  # backends that have the gradients of a projection as ops; others use the reference in chunks
 
 
 def mean_of(tensors: Tensor) -> Tensor:
@@ -22,6 +25,19 @@ def mean_of(tensors: Tensor) -> Tensor:
     for tensor in tensors:
         total = total + tensor
     return total / tensors.shape[0]
+
+
+class Pull(NamedTuple):
+    """What comes back to a projection: the gradients grad_factor [..., S, K] for what was projected [..., S, K], and
+    grad_diag [..., S], None if nothing was folded."""
+
+    projected: Tensor
+    grad_factor: Tensor
+    grad_diag: Tensor | None
+
+    def rows(self, rows: slice) -> Pull:
+        grad_diag = None if self.grad_diag is None else self.grad_diag[..., rows]
+        return Pull(self.projected[..., rows, :], self.grad_factor[..., rows, :], grad_diag)
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,9 @@ class Stack:
         return torch.is_grad_enabled() and (self.factors.requires_grad or self.vectors.requires_grad)
 
     def dense(self) -> Tensor:
-        """All columns side by side: [..., S, T R + V]."""
+        """All columns side by side: [..., S, T R + V]. The factor itself if there is nothing else."""
+        if self.factors.shape[0] == 1 and self.vectors.shape[0] == 0 and self.factor_scale == 1.0:
+            return self.factors[0].expand(*self.shape, self.factors.shape[-1])
         blocks = [(block * self.factor_scale).expand(*self.shape, block.shape[-1]) for block in self.factors]
         vectors = self.vectors
         if self.centre and vectors.shape[0]:  # the mean may be far larger than the deviations
@@ -106,6 +124,56 @@ class Stack:
         flat_basis = basis.reshape(self._items, *basis.shape[-2:]).contiguous()
         factor, folded = registry.OPS[chosen].project_fold_fwd(*self._inputs(), flat_diag, flat_basis, fold, rank_major)
         return factor.reshape(*self.shape, factor.shape[-1]), folded.reshape(self.shape)
+
+    def project_basis_bwd(self, pull: Pull, *, backend: str | None = None) -> Tensor:
+        """The gradient of `project_fold` for the basis, in float64: [..., T R + V, K]."""
+        chosen = dispatch.choose(backend, self.factors.device)
+        if chosen in BACKWARD_OPS:
+            grad = registry.OPS[chosen].project_basis_bwd(*self._inputs(), *self._flat(pull))
+            return grad.reshape(*self.shape[:-1], *grad.shape[1:])
+        X, total = self.dense(), pull.projected.new_zeros((), dtype=torch.float64)
+        for rows in products.row_chunks(X):
+            total = total + reference.project_basis_bwd(X[..., rows, :], *pull.rows(rows))
+        return total
+
+    def project_fold_bwd(
+        self,
+        basis: Tensor,
+        turn: Tensor,
+        pull: Pull,
+        need_factors: bool,
+        need_vectors: bool,
+        *,
+        backend: str | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The gradients of `project_fold` for the factors [T, ..., S, R] and the vectors [V, ..., S], None if not
+        needed. `basis turn^T + turn basis^T` is the gradient for the Gram matrix, from which the basis comes."""
+        chosen = dispatch.choose(backend, self.factors.device)
+        (T, *_, R), V = self.factors.shape, self.vectors.shape[0]
+        if chosen in BACKWARD_OPS:
+            matrices = (matrix.reshape(self._items, *matrix.shape[-2:]).contiguous() for matrix in (basis, turn))
+            grad_factors, grad_vectors = registry.OPS[chosen].project_fold_bwd(
+                *self._inputs(), *matrices, *self._flat(pull), need_factors, need_vectors
+            )
+        else:
+            X = self.dense()
+            like = self.factors.new_empty
+            grad_factors = (
+                like(T, *self.shape[:-1], R, self.shape[-1]).mT if self.rank_major else like(T, *self.shape, R)
+            )
+            grad_vectors = like(V, *self.shape)
+            for rows in products.row_chunks(X):
+                part = reference.project_fold_bwd(X[..., rows, :], basis, turn, *pull.rows(rows))
+                of_factors, of_vectors = part[..., : self.split], part[..., self.split :]
+                if self.centre:
+                    of_vectors = of_vectors - of_vectors.mean(-1, keepdim=True)
+                for t in range(T):
+                    grad_factors[t][..., rows, :] = self.factor_scale * of_factors[..., t * R : (t + 1) * R]
+                grad_vectors[..., rows] = self.vector_scale * of_vectors.movedim(-1, 0)
+        return (
+            grad_factors.reshape(T, *self.shape, R) if need_factors else None,
+            grad_vectors.reshape(V, *self.shape) if need_vectors else None,
+        )
 
     def basis_gram(self, rank: int, *, backend: str | None = None) -> Tensor:
         """The Gram matrix whose eigenvectors define the `rank` leading columns.
@@ -135,6 +203,12 @@ class Stack:
     @property
     def _items(self) -> int:
         return math.prod(self.shape[:-1])
+
+    def _flat(self, pull: Pull) -> Pull:
+        """With one batch dimension."""
+        projected, grad_factor = (t.reshape(self._items, *t.shape[-2:]) for t in pull[:2])
+        grad_diag = None if pull.grad_diag is None else pull.grad_diag.reshape(self._items, self.shape[-1])
+        return Pull(projected, grad_factor, grad_diag)
 
     def _inputs(self) -> tuple[Tensor, Tensor, float, float, bool]:
         """The stack as arguments of a raw op, with one batch dimension: factors [B, T, S, R] and vectors [B, V, S]."""

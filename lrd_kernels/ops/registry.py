@@ -20,6 +20,8 @@ class Ops(NamedTuple):
     log_prob_fwd: Any
     joint_gram_fwd: Any
     project_fold_fwd: Any
+    project_basis_bwd: Any
+    project_fold_bwd: Any
     log_prob_bwd: Any
 
 
@@ -201,6 +203,44 @@ def _project_fold_fwd_fake(
     K = basis.shape[2]
     new = cov_factors.new_empty
     return new(B, K, S).mT if rank_major else new(B, S, K), new(B, S)
+
+
+@_fake("project_basis_bwd")
+def _project_basis_bwd_fake(
+    cov_factors: Tensor,
+    vectors: Tensor | None,
+    factor_scale: float,
+    vector_scale: float,
+    centre: bool,
+    projected: Tensor,
+    grad_factor: Tensor,
+    grad_diag: Tensor | None,
+) -> Tensor:
+    B, T, _, R = cov_factors.shape
+    columns = T * R + (0 if vectors is None else vectors.shape[1])
+    return cov_factors.new_empty(B, columns, projected.shape[2], dtype=torch.float64)
+
+
+@_fake("project_fold_bwd")
+def _project_fold_bwd_fake(
+    cov_factors: Tensor,
+    vectors: Tensor | None,
+    factor_scale: float,
+    vector_scale: float,
+    centre: bool,
+    basis: Tensor,
+    turn: Tensor,
+    projected: Tensor,
+    grad_factor: Tensor,
+    grad_diag: Tensor | None,
+    need_factors: bool,
+    need_vectors: bool,
+) -> tuple[Tensor, Tensor]:
+    B, T, S, R = cov_factors.shape
+    V = 0 if vectors is None else vectors.shape[1]
+    new, first = cov_factors.new_empty, T * B if need_factors else 0
+    grad_factors = new(first, R, S).mT if is_rank_major(cov_factors) else new(first, S, R)
+    return grad_factors, new(V if need_vectors else 0, B, S)
 
 
 def _register(libraries: list[torch.library.Library]) -> dict[str, Ops]:

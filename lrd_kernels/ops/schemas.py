@@ -41,6 +41,17 @@ SCHEMAS = {
     "project_fold_fwd": (
         f"({_STACK}, Tensor cov_diag, Tensor basis, bool fold, bool rank_major) -> (Tensor factor, Tensor diag)"
     ),
+    # The gradients of project_fold_fwd. The pull is grad_factor - 2 grad_diag projected, for projected = X Q and
+    # grad_factor [B, S, K], and grad_diag [B, S]; grad_diag is None if nothing was folded.
+    # -> for the basis: X^T pull [B, T R + V, K] in float64
+    "project_basis_bwd": f"({_STACK}, Tensor projected, Tensor grad_factor, Tensor? grad_diag) -> Tensor",
+    # -> for the stack: X' = pull Q^T + 2 grad_diag X + X (Q W^T + W Q^T), for the basis Q and W (`turn`), both
+    #    [B, T R + V, K] in float64; the last term is the gradient through the Gram matrix. For the cov_factors as
+    #    [T B, S, R], in their layout, and for the vectors as [V, B, S]; the first dimension is 0 if not needed.
+    "project_fold_bwd": (
+        f"({_STACK}, Tensor basis, Tensor turn, Tensor projected, Tensor grad_factor, Tensor? grad_diag,"
+        " bool need_factors, bool need_vectors) -> (Tensor grad_factors, Tensor grad_vectors)"
+    ),
     # Gradients of sum_n grad_n (maha * M_n + logdet * log det Sigma), grad [B, max(N, 1)]: for cov_factor [F, S, R] in
     # the factor's layout, cov_diag [B, S] (raw if eps is given) and loc [B, N, S], or with sum_loc the sum over values
     # [B, 1, S]. The gradient for value is that for loc with the opposite sign. Gradients that are not needed are empty;

@@ -52,6 +52,15 @@ def columns(stack):
     return stack[0].shape[1] * stack[0].shape[3] + (0 if stack[1] is None else stack[1].shape[1])
 
 
+def turned(stack, K):
+    return [torch.rand(2, columns(stack), K).double() for _ in range(2)]
+
+
+def pull(stack, K, fold):
+    B, _, S, _ = stack[0].shape
+    return stack[0].new_ones(B, S, K), stack[0].new_ones(B, K, S).mT, stack[0].new_ones(B, S) if fold else None
+
+
 OP_SAMPLES = {
     "gram_fwd": SAMPLES,
     "capacitance_fwd": [OPS.gram_fwd(*s) for s in SAMPLES] if load.cpu_error is None else [],
@@ -65,6 +74,12 @@ OP_SAMPLES = {
         (*stack, torch.rand_like(stack[0][:, 0, :, 0]), torch.rand(2, columns(stack), K).double(), fold, rank_major)
         for stack in STACKS
         for K, fold, rank_major in ((3, True, False), (0, True, False), (1, False, True), (9, True, True))
+    ],
+    "project_basis_bwd": [(*stack, *pull(stack, K, fold)) for stack in STACKS for K, fold in ((3, True), (0, False))],
+    "project_fold_bwd": [
+        (*stack, *turned(stack, K), *pull(stack, K, fold), *needs)
+        for stack in STACKS
+        for K, fold, needs in ((3, True, (True, True)), (0, True, (True, False)), (9, False, (False, True)))
     ],
     "log_prob_bwd": (
         [backward_arguments(s) for s in SAMPLES]

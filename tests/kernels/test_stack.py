@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lrd_kernels import testing
-from lrd_kernels.linalg.stack import Stack
+from lrd_kernels.linalg.stack import Pull, Stack
 from lrd_kernels.testing import relative_error
 
 DTYPES = {torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -48,6 +48,70 @@ def test_gram_and_projection(layout, dtype, sizes, centre):
         assert torch.equal(same, diag)
 
 
+def pull_of(columns, basis, layout="row"):
+    """Gradients of a projection on this basis [..., T R + V, K]."""
+    generator = torch.Generator().manual_seed(3)
+    (*batch, S), dtype, K = columns.shape, columns.vectors.dtype, basis.shape[-1]
+    projected = (side_by_side(columns) @ basis).to(dtype)
+    grad_factor = torch.randn(*batch, K, S, generator=generator).to(dtype).mT
+    grad_factor = grad_factor if layout == "rank" else grad_factor.contiguous()
+    return Pull(projected, grad_factor, torch.randn(*batch, S, generator=generator).to(dtype))
+
+
+@pytest.mark.parametrize("layout", ["row", "rank", "strided"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "K"),
+    [
+        ((3, 67, 5, 4), 4),
+        ((2, 300, 8, 3), 13),
+        ((1, 9, 1, 0), 1),
+        ((0, 20, 3, 6), 4),
+        ((4, 1, 2, 2), 4),
+        ((2, 0, 3, 2), 1),
+        ((1, 2100, 17, 2), 1),
+        ((2, 70, 4, 3), 0),
+    ],
+)
+def test_gradients_of_the_projection(layout, dtype, sizes, K):
+    """Beside those that torch finds in float64."""
+    T, *rest = sizes
+    columns, _ = stack(T or 1, *rest, dtype=dtype, layout=layout, centre=K != 4)
+    columns = columns if T else columns.only_vectors
+    generator = torch.Generator().manual_seed(4)
+    basis, turn = torch.randn(2, 2, columns.columns, K, dtype=torch.float64, generator=generator)
+    pull = pull_of(columns, basis, layout)
+    pull = pull if K != 13 else pull._replace(grad_diag=None)
+    wide = [tensor.double().clone().requires_grad_() for tensor in (columns.factors, columns.vectors)]
+    X = Stack(columns.shape, *wide, 0.5, 2.0, columns.centre).dense()
+    Q = basis.clone().requires_grad_()
+    pulled = pull.grad_factor.double()
+    moved = ((X.mT @ X) * (basis @ turn.mT)).sum()
+    if pull.grad_diag is not None:
+        pulled = pulled - 2 * pull.grad_diag[..., None].double() * pull.projected.double()
+        moved = moved + (pull.grad_diag[..., None] * X.square()).sum()
+    moved = moved + (X @ Q * pulled).sum()
+    *wanted, wanted_basis = torch.autograd.grad(moved, (*wide, Q), materialize_grads=True)
+    assert relative_error(columns.project_basis_bwd(pull), wanted_basis) <= 1e-12
+    grads = columns.project_fold_bwd(basis, turn, pull, True, True)
+    for grad, other, expected, like in zip(
+        grads,
+        columns.project_fold_bwd(basis, turn, pull, True, True, backend="reference"),
+        wanted,
+        (columns.factors, columns.vectors),
+        strict=True,
+    ):
+        assert (grad.shape, grad.dtype) == (like.shape, dtype)
+        assert relative_error(grad.double(), expected) <= DTYPES[dtype]
+        assert relative_error(other.double(), expected) <= DTYPES[dtype]
+    assert columns.project_fold_bwd(basis, turn, pull, True, False)[1] is None
+    alone = columns.project_fold_bwd(basis, turn, pull, False, True)
+    assert alone[0] is None
+    assert torch.equal(alone[1], grads[1])
+    if layout == "rank" and T and rest[0] > 1:
+        assert grads[0].stride(-2) == 1
+
+
 def test_parts_of_the_batch_may_be_shared_and_backends_agree():
     columns, diag = stack(batch=(2, 3))
     shared = Stack(columns.shape, columns.factors[:, :1], columns.vectors, 0.5, 2.0, True)
@@ -76,7 +140,10 @@ def test_same_bits_for_any_number_of_threads(layout):
     for threads in (1, 2, 3, 8):
         torch.set_num_threads(threads)
         gram = columns.gram(precision="float32")
-        results.append((gram, *columns.project_fold(diag, basis, True, rank_major=False)))
+        pull = pull_of(columns, basis)
+        grads = columns.project_fold_bwd(basis, basis, pull, True, True)
+        own = columns.project_fold(diag, basis, True, rank_major=False)
+        results.append((gram, *own, columns.project_basis_bwd(pull), *grads))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -91,3 +158,13 @@ def test_wrong_tensors_are_refused():
         torch.ops.lrd.project_fold_fwd(
             *(factors, None, 1.0, 1.0, True, torch.ones(1, 5)), torch.ones(1, 6, 2), True, False
         )
+    given, pull = (factors, None, 1.0, 1.0, True), torch.ones(1, 5, 2)
+    with pytest.raises(RuntimeError, match="must have the columns of projected"):
+        torch.ops.lrd.project_basis_bwd(*given, pull, pull[..., :1], None)
+    with pytest.raises(RuntimeError, match=r"projected and grad_factor must be \[B, S, K\]"):
+        torch.ops.lrd.project_basis_bwd(*given, pull[:, :4], pull, None)
+    with pytest.raises(RuntimeError, match=r"grad_diag must be \[B, S\]"):
+        torch.ops.lrd.project_basis_bwd(*given, pull, pull, pull)
+    basis = torch.ones(1, 6, 2).double()
+    with pytest.raises(RuntimeError, match="basis and turn must be contiguous float64"):
+        torch.ops.lrd.project_fold_bwd(*given, basis, basis[..., :1], pull, pull, None, True, True)
