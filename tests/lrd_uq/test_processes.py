@@ -117,10 +117,12 @@ def test_two_processes_go_on_from_their_checkpoint(strategy, make_net, make_trai
     assert all(torch.equal(value, parts[key]) for key, value in whole.items())
 
 
-def test_methods_that_need_all_weights_are_refused_by_fsdp2(make_net, make_trainer, data, tmp_path):
+@pytest.mark.parametrize("method", [Variational(), Ensemble(2, Variational())], ids=["alone", "members"])
+def test_methods_that_need_all_weights_are_refused_by_fsdp2(method, make_net, make_trainer, data, tmp_path):
     def run(rank):
-        module = JointUncertainty(make_net(), Variational())
-        with pytest.raises(ValueError, match="Variational needs all weights in one process: use the strategy ddp"):
+        module = JointUncertainty(make_net(), method)
+        name = type(method).__name__
+        with pytest.raises(ValueError, match=f"{name} needs all weights in one process: use the strategy ddp"):
             train(tmp_path / "run", module, data, make_trainer, strategy="fsdp2", devices=2)
 
     together(run)
