@@ -20,7 +20,7 @@ from lrd_uq.evaluate import (
     over_seeds,
     summary,
 )
-from lrd_uq.storage import write_json
+from lrd_uq.storage import write_json, write_whole
 
 
 class Scored(Protocol):
@@ -209,7 +209,7 @@ def write(output: Path, scored: Runs, facts: Mapping[str, Any], settings: Mappin
         ),
         "",
     ]
-    (output / "report.md").write_text("\n".join(report), encoding="utf-8")
+    write_whole(output / "report.md", "\n".join(report).encode())
     document: dict[str, Any] = {
         "facts": dict(facts),
         "settings": dict(settings),

@@ -36,8 +36,9 @@ def locked(folder: Path) -> Iterator[None]:
             warnings.warn(
                 f"the file system of {folder} has no locks: make sure that no other process trains in it", stacklevel=1
             )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # for the message above alone: a full disk does not matter
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
     finally:
         if descriptor in _held:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import lrd_kernels as lrd
 from lrd_uq.data.batch import Batch
+from lrd_uq.storage import replacing
 from lrd_uq.styles import Style
 
 if TYPE_CHECKING:
@@ -207,14 +208,15 @@ def sweep(
         axes.minorticks_off()
         _finish(axes, title, "columns kept of the joint factor")
         axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
 
 
 def save(figure: Figure, path: Path, about: Mapping[str, Any] | None = None) -> None:
     """Writes a figure. PNG, SVG and PDF files carry `about`, what they are of, as a description in JSON."""
     key = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}.get(path.suffix.lower())
     metadata = {key: json.dumps(about)} if key and about is not None else None
-    figure.savefig(path, dpi=130, metadata=metadata)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=130, metadata=metadata)
 
 
 def pixels(figure: Figure) -> np.ndarray:

@@ -19,7 +19,7 @@ from lrd_uq.data.reading import BrokenFile
 from lrd_uq.data.task import Task
 from lrd_uq.module import JointUncertainty
 from lrd_uq.nets import batch_for
-from lrd_uq.storage import replacing
+from lrd_uq.storage import replacing, write_whole
 from lrd_uq.styles import Style
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def refuse_overwriting(files: Path, output: Path, written: Sequence[Path]) -> No
 
 
 def _write(paths: Sequence[Path], subject: plots.Subject, about: Mapping[str, Any]) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     joint = subject.joint
     gaussian = {"loc": joint.loc, "cov_factor": joint.cov_factor, "cov_diag": joint.cov_diag}
@@ -102,10 +102,9 @@ def _write(paths: Sequence[Path], subject: plots.Subject, about: Mapping[str, An
     text = json.dumps(about)
     with replacing(paths[0]) as path:
         np.savez_compressed(path, **{key: tensor.numpy() for key, tensor in arrays.items()}, about=np.array(text))  # type: ignore[arg-type]
-    with replacing(paths[1]) as path:
-        save_file({name: tensor.contiguous() for name, tensor in gaussian.items()}, path, metadata={"about": text})
-    with replacing(paths[2]) as path:
-        plots.save(plots.panel([subject]), path, about)
+    contiguous = {name: tensor.contiguous() for name, tensor in gaussian.items()}
+    write_whole(paths[1], save(contiguous, metadata={"about": text}))
+    plots.save(plots.panel([subject]), paths[2], about)
 
 
 def predict_item(

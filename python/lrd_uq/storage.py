@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,21 @@ def append(path: Path, piece: bytes) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what killed writes left in a folder."""
-    for file in folder.glob(f"*{UNFINISHED}"):
-        file.unlink(missing_ok=True)
+    """Removes what killed writes left in a folder, and leaves what other processes are writing."""
+    for file in folder.glob(f"*{UNFINISHED}*"):
+        number = re.search(r"\.(\d+)\.unfinished$|^\.unfinished\.(\d+)\.", file.name)
+        if number is not None and not _lives(int(number[1] or number[2])):
+            file.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it is another user's
+    return process != os.getpid()
 
 
 def _write(path: Path, flags: int, pieces: Sequence[bytes | memoryview], sync: bool = False) -> None:

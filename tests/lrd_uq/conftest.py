@@ -16,14 +16,12 @@ from lrd_uq.nets import DigitsUNet, wrap
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
     """A finished run of `digits_dropout` with a small network. Tests only read it, or write to a copy."""
+    from small import CHANGES
+
     from lrd_uq import cli
 
     folder = tmp_path_factory.mktemp("trained") / "run"
-    settings = {"data.init_args.train": 64, "data.init_args.val": 20, "data.init_args.test": 12}
-    settings |= {"data.init_args.steps_per_epoch": 7, "trainer.max_steps": 21, "trainer.enable_progress_bar": "false"}
-    net = "model.net.init_args."
-    settings |= {f"{net}head.init_args.channels": 6, f"{net}backbone.init_args.channels": 6}
-    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    words = [word for name, value in CHANGES.items() for word in (f"--{name}", str(value))]
     assert cli.main(["fit", "--config", "digits_dropout", "--run", str(folder), *words]) == 0
     return folder
 

@@ -4,6 +4,11 @@ from realdata import write_celeba, write_chairs, write_nyu
 
 from lrd_uq import cli, shipped
 
+CHANGES = {  # of the settings of digits_dropout in the fixture `trained_run`
+    **{"data.init_args.train": 64, "data.init_args.val": 20, "data.init_args.test": 12},
+    **{"data.init_args.steps_per_epoch": 7, "trainer.max_steps": 21, "trainer.enable_progress_bar": "false"},
+    **{f"model.net.init_args.{part}.init_args.channels": 6 for part in ("head", "backbone")},
+}
 SMALL = ["--data.init_args.train", "64", "--data.init_args.val", "20", "--data.init_args.test", "12"]
 SHORT = ["--data.init_args.steps_per_epoch", "3", "--trainer.max_steps", "6", "--trainer.log_every_n_steps", "1"]
 SHORT += ["--trainer.enable_progress_bar", "false", "--trainer.num_sanity_val_steps", "0"]

@@ -1,18 +1,24 @@
 """What evaluate, predict, panel and diagnose write: what the files are of, their names, and what they depend on."""
 
+import contextlib
 import hashlib
 import json
+import os
 import re
+import resource
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
+from small import CHANGES
 
 import lrd_kernels as lrd
-from lrd_uq import cli, diagnosis, predict, provenance
+from lrd_uq import cli, diagnosis, predict, provenance, storage
 from lrd_uq.bayes import Dropout, Ensemble
 from lrd_uq.data import Batch, load_digits
 from lrd_uq.data.task import Task
@@ -253,3 +259,74 @@ def test_commands_hold_one_batch_of_items(trained_run, monkeypatch, capsys):
     copy = shutil.copytree(trained_run, trained_run.parent / "copy", dirs_exist_ok=True)
     assert cli.main(["evaluate", "--run", str(copy), *FEW]) == 0
     assert cli.main(["diagnose", "--run", str(copy)]) == 0
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """Writes beyond this size fail, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [0, 300, 9000])
+@pytest.mark.parametrize("command", ["evaluate", "predict", "panel", "diagnose"])
+def test_full_disk_leaves_no_half_of_a_result(command, size, run, tmp_path, capsys):
+    """What was there before is there after it; the error is one line that names the file."""
+    words = {"panel": ["--items", "[0]", *SIZES], "evaluate": FEW, "predict": SIZES, "diagnose": []}[command]
+    if command in ("panel", "predict"):
+        words = [*words, "--output", str(tmp_path / ("out" if command == "predict" else "panel.png"))]
+    if command == "predict":
+        words += ["--images", str(files_of(tmp_path / "images", a_png=0))]
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    capsys.readouterr()
+    with files_of_at_most(size):
+        status = cli.main([command, "--run", str(run), *words])
+    said = capsys.readouterr().err
+    after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    if command == "evaluate" and size == 9000:
+        assert status == 0  # it is smaller
+        return
+    assert status == 1
+    (line,) = said.splitlines()
+    assert re.match(rf"lrd-uq {command}: .*cannot write /.*: File too large", line)
+    assert not [file for file in after if "unfinished" in file.name]
+    assert {file: content for file, content in after.items() if file in before} == before
+    assert all(len(content) <= size for file, content in after.items() if file not in before)
+    for file in set(after) - set(before):
+        assert file.suffix == ".npz"  # whole: those that came before it
+        np.load(file)["about"]
+
+
+@pytest.mark.parametrize("size", [0, 100, 2000, 4000, 50_000])
+def test_full_disk_while_training_keeps_what_is_there(size, run, trained_run, tmp_path, capsys):
+    """Settings, log and checkpoint, from which the same command goes on."""
+    (run / "last.ckpt").write_bytes((run / "previous.ckpt").read_bytes())
+    words = [word for name, value in CHANGES.items() for word in (f"--{name}", str(value))]
+    words = ["fit", "--config", "digits_dropout", "--run", str(run), *words]
+    with files_of_at_most(size):
+        assert cli.main(words) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(r"lrd-uq fit: .*cannot write /.*: File too large", line)
+    assert not list(run.glob("*unfinished*"))
+    assert cli.main(words) == 0
+    whole, found = (torch.load(folder / "last.ckpt", weights_only=True)["state_dict"] for folder in (trained_run, run))
+    assert all(torch.equal(found[key], value) for key, value in whole.items() if torch.is_tensor(value))
+
+
+def test_files_of_killed_processes_are_removed_and_those_of_living_ones_kept(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = [
+        f"last.ckpt.{dead.pid}.unfinished",
+        f".unfinished.{dead.pid}.condition.png",
+        "a.99999999999999999999.unfinished",
+    ]
+    kept = [f"a.json.{os.getppid()}.unfinished", f".unfinished.{os.getppid()}.b.png", "unfinished.txt", "my.unfinished"]
+    for name in (*names, *kept):
+        (tmp_path / name).touch()
+    storage.remove_unfinished(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)

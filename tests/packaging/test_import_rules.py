@@ -139,7 +139,7 @@ UQ_MAY_IMPORT = {
     "objectives": {"checks", "heads"},
     "parallel": {"bayes.base", "checkpoints", "extra"},
     "phases": {"extra", "heads", "module"},
-    "plots": {"data.batch", "styles"},
+    "plots": {"data.batch", "storage", "styles"},
     "predict": {
         "bayes.base",
         "data.batch",
