@@ -162,6 +162,7 @@ class Operations(Generic[Gaussian]):
         _validate.floating("value", value)
         if value.shape[-1:] != known.shape:
             raise ValueError(f"value must have shape [..., {len(known)}], as index; got {tuple(value.shape)}")
+        _check_batch("value", value, self.loc)
         factor, diag = (t.double() for t in covariance_of(self))
         loc, value = self.loc.double(), value.double()
         seen, seen_diag = factor[..., known, :], diag[..., known]
@@ -233,7 +234,8 @@ class Operations(Generic[Gaussian]):
             tensor([1.0000, 0.5000, 0.0000])
         """
         S = self.loc.shape[-1]
-        if isinstance(index, (bool, float)) or not hasattr(index, "__index__"):
+        number = not isinstance(index, Tensor) or (index.numel() == 1 and not index.is_floating_point())
+        if isinstance(index, (bool, float)) or not (number and hasattr(index, "__index__")):
             raise TypeError(f"index must be an integer; got {type(index).__name__}")
         if not -S <= index < S:
             raise IndexError(f"index must be from {-S} to {S - 1}; got {index}")
@@ -305,6 +307,7 @@ class Operations(Generic[Gaussian]):
         _validate.floating(name, vector)
         if vector.shape[-1:] != self.loc.shape[-1:]:
             raise ValueError(f"{name} must have shape [..., {self.loc.shape[-1]}]; got {tuple(vector.shape)}")
+        _check_batch(name, vector, self.loc)
 
     def _root(self) -> Root:
         factor, diag = covariance_of(self)
@@ -350,6 +353,7 @@ class Operations(Generic[Gaussian]):
             >>> bool(near < far)
             True
         """
+        self._check_vector("value", value)
         draws = self.rsample((2 * samples,), generator=generator)  # type: ignore[attr-defined]
         near, far = draws[:samples], draws[samples:]
         to_value = ((near - value).norm(dim=-1) + (far - value).norm(dim=-1)) / 2
@@ -456,12 +460,25 @@ def _like(self: Any, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor) -> Any:
     return self._plain_type(loc, cov_factor, cov_diag, validate_args=self._validate_args)
 
 
+def _check_batch(name: str, vector: Tensor, loc: Tensor) -> None:
+    try:
+        torch.broadcast_shapes(vector.shape[:-1], loc.shape[:-1])
+    except RuntimeError:
+        batch = tuple(loc.shape[:-1])
+        raise ValueError(
+            f"{name} must have batch dimensions that broadcast with {batch}; got {tuple(vector.shape)}"
+        ) from None
+
+
 def _positions(index: Index, S: int, device: torch.device) -> Tensor:
     """Converts an index to positions [n], each of another output."""
     every = torch.arange(S, device=device)
     if isinstance(index, slice):
         return every[index]
-    chosen = torch.as_tensor(index, device=device)
+    try:
+        chosen = torch.as_tensor(index, device=device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"index must be a slice, integer positions or a bool mask; got {index!r}") from error
     if chosen.dtype == torch.bool and chosen.shape != (S,):
         raise ValueError(f"a bool index must have shape [{S}]; got {tuple(chosen.shape)}")
     if chosen.numel() and (chosen.is_floating_point() or chosen.is_complex()):

@@ -217,6 +217,8 @@ def diagnose(cov_factor: Tensor, cov_diag: Tensor, eps: float | None = None) -> 
         Healthy.
     """
     _validate.gaussian(cov_factor, cov_diag)
+    if cov_diag.shape[-1] == 0:
+        raise ValueError(f"cov_diag must have at least one output; got shape {tuple(cov_diag.shape)}")
     if eps is not None:
         _validate.non_negative("eps", eps)
     bad = (~cov_factor.isfinite()).sum((-2, -1)) + (~(cov_diag.isfinite() & (cov_diag > 0))).sum(-1)
@@ -265,6 +267,9 @@ def _bounds(spectrum: Tensor, ascending_last: Tensor, descending_last: Tensor) -
     """Weyl's bounds from the eigenvalues of P^T P [..., R] and the diagonal [..., S]. Masked entries are infinity in
     `ascending_last` and minus infinity in `descending_last`."""
     S, R = ascending_last.shape[-1], spectrum.shape[-1]
+    if S == 0:
+        shape = torch.broadcast_shapes(spectrum.shape[:-1], ascending_last.shape[:-1])
+        return spectrum.new_full(shape, torch.nan), spectrum.new_full(shape, torch.nan)
     smallest, largest = ascending_last.amin(-1), descending_last.amax(-1)
     norm = spectrum[..., -1] if R else torch.zeros_like(smallest)
     if S > R:

@@ -34,12 +34,15 @@ def mixture_log_prob(
         >>> lrd.mixture_log_prob(torch.zeros(3), means, factors, diags)
         tensor(-3.4500)
     """
+    for name, tensor in (("value", value), ("means", means), ("cov_factors", cov_factors), ("cov_diags", cov_diags)):
+        _validate.floating(name, tensor)
     if means.dim() < 2 or means.shape[0] < 1:
         raise ValueError(f"means must have shape [T, ..., S] with T of at least 1; got {tuple(means.shape)}")
     T = means.shape[0]
     for name, tensor in (("cov_factors", cov_factors), ("cov_diags", cov_diags)):
-        if tensor.shape[0] not in (1, T):
-            raise ValueError(f"{name} must have the {T} Gaussians of means, or one; got {tensor.shape[0]}")
+        count = tensor.shape[0] if tensor.dim() else 0
+        if count not in (1, T):
+            raise ValueError(f"{name} must have the {T} Gaussians of means, or one; got {count}")
     _validate.positive("chunk", chunk)
     extra = max(value.dim() - (means.dim() - 1), 0)
     parts = []

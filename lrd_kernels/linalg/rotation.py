@@ -7,6 +7,8 @@ dropped is the squared norm of a residual.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ def singular_basis(factor: Tensor) -> tuple[Tensor, Tensor]:
     """The singular values of a factor [..., S, R] in descending order [..., R], and its right singular vectors as
     columns [..., R, R]. NaN if a number is not finite."""
     shape, R = factor.shape[:-2], factor.shape[-1]
-    flat = factor.reshape(-1, *factor.shape[-2:])
+    flat = factor.reshape(math.prod(shape), *factor.shape[-2:])
     largest = flat.abs().amax((-2, -1)).double() if flat.numel() else flat.new_ones(len(flat), dtype=torch.float64)
     good = largest.isfinite()
     unit = torch.where(good & (largest > 0), largest, 1)[:, None, None]

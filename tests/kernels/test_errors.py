@@ -178,6 +178,10 @@ def test_use_backend_is_the_setting_of_its_thread():
 NORMAL = lrd.LowRankMultivariateNormal(torch.zeros(6), torch.ones(6, 2), torch.ones(6))
 
 
+def mixture(*gaussians):
+    return lrd.mixture_log_prob(torch.zeros(6), *gaussians)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -201,7 +205,19 @@ NORMAL = lrd.LowRankMultivariateNormal(torch.zeros(6), torch.ones(6, 2), torch.o
         (lambda: NORMAL.correlation(6), IndexError, "index must be from -6 to 5; got 6"),
         (lambda: NORMAL.whiten([0.0] * 6), TypeError, "value must be a torch.Tensor; got list"),
         (lambda: NORMAL.unwhiten(torch.zeros(5)), ValueError, r"noise must have shape \[..., 6\]; got \(5,\)"),
+        (lambda: NORMAL.correlation(torch.tensor([1, 2])), TypeError, "index must be an integer; got Tensor"),
+        (lambda: NORMAL.marginal(None), TypeError, "index must be a slice, integer positions or a bool mask; got None"),
+        (lambda: NORMAL.expand([2]).condition([0], torch.zeros(3, 1)), ValueError, r"value must have batch .* \(2,\)"),
+        (lambda: NORMAL.energy_score(torch.zeros(5)), ValueError, r"value must have shape \[..., 6\]; got \(5,\)"),
+        (lambda: NORMAL.energy_score(0.0), TypeError, "value must be a torch.Tensor; got float"),
         (lambda: lrd.matvec(1.0, torch.ones(6, 2), torch.ones(6)), TypeError, "vec must be a torch.Tensor; got float"),
+        (lambda: mixture(0.0, torch.ones(4, 6, 2), torch.ones(4, 6)), TypeError, "means must be a torch.Tensor"),
+        (lambda: mixture(torch.zeros(4, 6), 1.0, torch.ones(4, 6)), TypeError, "cov_factors must be a torch.Tensor"),
+        (
+            lambda: mixture(torch.zeros(4, 6), torch.ones(4, 6, 2), torch.ones(())),
+            ValueError,
+            "cov_diags must have the 4 Gaussians",
+        ),
     ],
 )
 def test_methods_name_the_argument(call, error, message):
@@ -220,6 +236,9 @@ def test_nothing_at_all_has_a_defined_result():
     P, D = torch.zeros(0, 3), torch.zeros(0)
     assert lrd.log_prob(D, D, P, D) == 0
     assert lrd.solve(D, P, D).shape == lrd.matvec(D, P, D).shape == (0,)
+    assert lrd.condition_bounds(P[None], D)[0].isnan()
+    with pytest.raises(ValueError, match="cov_diag must have at least one output"):
+        lrd.diagnose(P, D)
     batch = torch.zeros(0, 5, 2), torch.ones(0, 5)
     assert lrd.logdet(*batch).shape == (0,)
     assert lrd.solve(torch.ones(0, 5), *batch).shape == lrd.rsample(torch.zeros(0, 5), *batch).shape == (0, 5)
