@@ -316,6 +316,7 @@ class Operations(Generic[Gaussian]):
                 "whiten and unwhiten have no gradients with respect to the covariance: detach the parameters of the"
                 " distribution, or use torch.no_grad()"
             )
+        dispatch.refuse_tangents("the covariance in whiten and unwhiten", factor, diag)
         return root_of(factor.detach(), diag.detach())
 
     def quantile(self, q: float | Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from lrd_kernels import _validate, functional
 from lrd_kernels._policy import CHOLESKY_CONDITION, FLOAT32_CONDITION, GRADIENT_CONDITION
 from lrd_kernels.linalg import capacitance, rotation
 from lrd_kernels.linalg.eigen import Covariance, lanczos, power
+from lrd_kernels.ops import dispatch
 
 __all__ = [
     "Diagnosis",
@@ -49,6 +50,7 @@ def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | Non
         (tensor(4., dtype=torch.float64), tensor(4., dtype=torch.float64))
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
+    dispatch.refuse_tangents("condition_bounds", cov_factor, cov_diag)
     spectrum = _spectrum(cov_factor, mask)
     lower, upper = _bounds(spectrum, _sortable(cov_diag, mask, torch.inf), _sortable(cov_diag, mask, -torch.inf))
     batches = [cov_factor.shape[:-2], cov_diag.shape[:-1]] + ([] if mask is None else [mask.shape[:-1]])
@@ -71,6 +73,7 @@ def capacitance_condition(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor 
         10.000
     """
     _validate.gaussian(cov_factor, cov_diag, mask)
+    dispatch.refuse_tangents("capacitance_condition", cov_factor, cov_diag)
     return _condition(capacitance.gram(cov_factor, cov_diag, mask), cov_factor, cov_diag, mask)
 
 
@@ -135,6 +138,7 @@ def extreme_eigenvalues(
         4.000 True
     """
     _validate.gaussian(cov_factor, cov_diag)
+    dispatch.refuse_tangents("extreme_eigenvalues", cov_factor, cov_diag)
     _validate.non_negative("tol", tol)
     _validate.non_negative("max_iter", max_iter)
     _validate.option("method", method, METHODS)
@@ -217,6 +221,7 @@ def diagnose(cov_factor: Tensor, cov_diag: Tensor, eps: float | None = None) -> 
         Healthy.
     """
     _validate.gaussian(cov_factor, cov_diag)
+    dispatch.refuse_tangents("diagnose", cov_factor, cov_diag)
     if cov_diag.shape[-1] == 0:
         raise ValueError(f"cov_diag must have at least one output; got shape {tuple(cov_diag.shape)}")
     if eps is not None:

@@ -397,7 +397,7 @@ def terms(
     _validate.options(precision, on_failure)
     value, loc = (*vectors.values(), None, None)[:2]
     chosen = dispatch.choose(backend, cov_factor.device)
-    if chosen == "reference":
+    if chosen == "reference" or dispatch.forward_mode_is_nested():
         result = reference.terms(
             *(value, loc, cov_factor, cov_diag),
             mask=mask,

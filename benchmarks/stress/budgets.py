@@ -69,7 +69,7 @@ BUDGETS = {
     "joint: variances": Budget(1e-6, 1e-14, "itself and rounding of the means in float64", 3),
     "joint: kept part": Budget(1e-5, 1e-6, "variance of the best columns of this number", 3),
     "mixture_log_prob": Budget(1e-6, 1e-6, ITSELF),
-    "kl_divergence": Budget(1e-6, 1e-6, "itself plus a thousandth of the sum of absolute terms"),
+    "kl_divergence": Budget(1e-5, 1e-5, "itself plus a thousandth of the sum of absolute terms"),
     "condition_bounds": Budget(1e-6, 1e-6, "itself"),
     "capacitance_condition": Budget(1e-2, 1e-2, "itself"),
     "extreme_eigenvalues": Budget(1.0, 1.0, "the reported residual plus 1e-6"),

@@ -1,12 +1,13 @@
 """The log-density family as a differentiable function: a weighted sum of the Mahalanobis term and the log-determinant.
 
 The backward pass is one op. The functions take the caller's broadcastable shapes and map them internally (`ops.views`),
-which keeps their `vmap` rules short. Second derivatives are computed with the reference.
+which keeps their `vmap` rules short. Forward mode uses the gradients of the backward op, second derivatives the
+reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -98,6 +99,37 @@ class LogProb(Function):
         return vmap.trail(LogProb.apply(*led), info.batch_size)
 
 
+class ForwardLogProb(LogProb):
+    """`LogProb` with a forward mode, which `torch.compile` could not trace."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        LogProb.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:5], *output)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        # Expanded, so that no gradient is summed over batch items.
+        *vectors, cov_factor, cov_diag, mask, result, chol_inv, summary, z, value_info = ctx.saved_tensors
+        batch = result.shape
+
+        def expanded(tensor: Tensor | None, event_dims: int = 1) -> Tensor | None:
+            return tensor if tensor is None else tensor.expand(*batch, *tensor.shape[tensor.dim() - event_dims :])
+
+        full = (*map(expanded, vectors), expanded(cov_factor, 2), expanded(cov_diag), expanded(mask))
+        saved = (expanded(chol_inv, 2), expanded(summary), z, value_info)
+        needs = tuple(t is not None for t in tangents[:4])
+        grads = LogProbBackward.apply(torch.ones_like(result), *full, *saved, ctx.terms, needs)
+        parts = (grad * t for grad, t in zip(grads, tangents, strict=False) if t is not None)
+        total = sum((p.flatten(len(batch)).sum(-1, dtype=torch.float64) for p in parts), torch.zeros_like(result))
+        return (total.to(result.dtype), *(None,) * 4)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        led = vmap.lead(info.batch_size, in_dims, args, event_dims=(1, 1, 2, 1, 1))
+        return vmap.trail(ForwardLogProb.apply(*led), info.batch_size)
+
+
 class EagerLogProb(Function):
     """`LogProb` with one output, for plain eager calls, which is much cheaper.
 
@@ -150,8 +182,10 @@ class EagerLogProb(Function):
 
 def weighted_terms(arguments: Arguments, terms: Terms, factorisation: Factorisation | None = None) -> Tensor:
     """maha * M + logdet * log det + constant, differentiable. Plain eager calls read or fill the factorisation."""
-    if torch.compiler.is_compiling() or dispatch.transforms_active():
+    if torch.compiler.is_compiling():
         return LogProb.apply(*arguments, terms)[0]
+    if dispatch.transforms_active() or dispatch.forward_mode():
+        return ForwardLogProb.apply(*arguments, terms)[0]
     # `apply` without inspecting the signature, which costs more than a kernel
     return super(Function, EagerLogProb).apply(*arguments, terms, factorisation)
 
@@ -214,34 +248,28 @@ class LogProbBackward(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.terms = inputs[-2]
+        ctx.terms, ctx.needs = inputs[-2:]
         ctx.save_for_backward(*inputs[:6])
+        ctx.save_for_forward(*inputs[:6])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         grad, *inputs, mask = ctx.saved_tensors
-        terms = ctx.terms
-
-        def first_gradients(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-            def result(*tensors: Tensor) -> Tensor:
-                full: Any = _fill(inputs, tensors)
-                return reference.terms(
-                    *full,
-                    mask=mask,
-                    eps=terms.eps,
-                    maha=terms.maha,
-                    logdet=terms.logdet,
-                    qr=terms.precision == _policy.QR,
-                )
-
-            return torch.func.vjp(result, *tensors)[1](grad)
-
         given = [t for t in inputs if t is not None]
         cotangents = tuple(
             torch.zeros_like(t) if g is None else g for t, g in zip(inputs, grads, strict=True) if t is not None
         )
-        second = torch.func.vjp(first_gradients, grad, *given)[1](cotangents)
+        second = torch.func.vjp(_first_gradients(inputs, mask, ctx.terms), grad, *given)[1](cotangents)
         return (second[0], *_fill(inputs, second[1:]), *(None,) * 7)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        primals, mask = ctx.saved_tensors[:5], ctx.saved_tensors[5]
+        both = [(p, t) for p, t in zip(primals, tangents, strict=False) if p is not None]
+        given = tuple(p for p, _ in both)
+        along = tuple(torch.zeros_like(p) if t is None else t for p, t in both)
+        second = torch.func.jvp(_first_gradients(primals[1:], mask, ctx.terms), given, along)[1]
+        return tuple(t if need else None for t, need in zip(_fill(primals[1:], second), ctx.needs, strict=True))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -254,6 +282,28 @@ class LogProbBackward(Function):
             for g, t, d in zip(grads, args[1:5], in_dims[1:5], strict=True)
         )
         return grads, tuple(None if g is None else 0 for g in grads)
+
+
+def _first_gradients(
+    inputs: Sequence[Tensor | None], mask: Tensor | None, terms: Terms
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The gradients, by the reference, as a function of the gradient of the result and of the inputs that are given."""
+
+    def first_gradients(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        def result(*tensors: Tensor) -> Tensor:
+            full: Any = _fill(inputs, tensors)
+            return reference.terms(
+                *full,
+                mask=mask,
+                eps=terms.eps,
+                maha=terms.maha,
+                logdet=terms.logdet,
+                qr=terms.precision == _policy.QR,
+            )
+
+        return torch.func.vjp(result, *tensors)[1](grad)
+
+    return first_gradients
 
 
 def _fill(template: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:

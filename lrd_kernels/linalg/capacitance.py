@@ -27,6 +27,7 @@ def gram(
     """
     if cov_diag is None:
         cov_diag = cov_factor.new_ones(()).expand(cov_factor.shape[:-1])
+    dispatch.refuse_tangents("the capacitance matrix", cov_factor, cov_diag)
     chosen = dispatch.choose(backend, cov_factor.device)
     if chosen == "reference":
         return reference.gram(cov_factor, cov_diag, mask=mask)

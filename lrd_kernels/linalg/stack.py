@@ -120,6 +120,7 @@ class Stack:
         chosen = dispatch.choose(backend, self.factors.device)
         if chosen == "reference":
             return reference.project_fold(self.dense(), diag.expand(self.shape), basis, fold)
+        dispatch.refuse_tangents("a truncated covariance", diag)
         flat_diag = diag.expand(self.shape).reshape(self._items, self.shape[-1])
         flat_basis = basis.reshape(self._items, *basis.shape[-2:]).contiguous()
         factor, folded = registry.OPS[chosen].project_fold_fwd(*self._inputs(), flat_diag, flat_basis, fold, rank_major)
@@ -212,6 +213,7 @@ class Stack:
 
     def _inputs(self) -> tuple[Tensor, Tensor, float, float, bool]:
         """The stack as arguments of a raw op, with one batch dimension: factors [B, T, S, R] and vectors [B, V, S]."""
+        dispatch.refuse_tangents("a truncated covariance", self.factors, self.vectors)
         T, R, V = self.factors.shape[0], self.factors.shape[-1], self.vectors.shape[0]
         factors = self.factors.detach().movedim(0, -3).expand(*self.shape[:-1], T, self.shape[-1], R)
         vectors = self.vectors.detach().movedim(0, -2).expand(*self.shape[:-1], V, self.shape[-1])

@@ -12,6 +12,8 @@ from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
 
 from lrd_kernels.ops import load
 
@@ -196,6 +198,23 @@ def _check_name(name: str | None) -> None:
 
 
 transforms_active = torch._C._are_functorch_transforms_active  # whether a torch.func transform is active
+
+
+def forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is open."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+
+
+def forward_mode_is_nested() -> bool:
+    """Whether `torch.func.jvp` is active within itself, where torch takes the inner tangent of a custom function for a
+    constant."""
+    return forward_mode() and eager_transforms.JVP_NESTING > 1
+
+
+def refuse_tangents(what: str, *tensors: Tensor) -> None:
+    """Raises an error where forward mode would lose a derivative without a word."""
+    if forward_mode() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError(f"{what} has no forward-mode derivative; use reverse mode, such as torch.func.grad")
 
 
 def is_plain(tensor: Tensor) -> bool:

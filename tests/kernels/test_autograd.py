@@ -166,12 +166,6 @@ def test_vmap_of_one_and_nested():
     torch.testing.assert_close(nested, reference.log_prob(*inputs))
 
 
-def test_forward_mode_is_refused_rather_than_wrong():
-    inputs = testing.make_inputs((), 5, 2)
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        torch.func.jvp(lrd.log_prob, tuple(inputs), tuple(torch.ones_like(t) for t in inputs))
-
-
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [*SCALARS, "nll_loss", "solve"])
 def test_compiled_graphs_are_whole(name, compiler):
