@@ -121,8 +121,8 @@ class ForwardLogProb(LogProb):
         needs = tuple(t is not None for t in tangents[:4])
         grads = LogProbBackward.apply(torch.ones_like(result), *full, *saved, ctx.terms, needs)
         parts = (grad * t for grad, t in zip(grads, tangents, strict=False) if t is not None)
-        total = sum((p.flatten(len(batch)).sum(-1, dtype=torch.float64) for p in parts), torch.zeros_like(result))
-        return (total.to(result.dtype), *(None,) * 4)
+        sums = (p.sum(tuple(range(len(batch), p.dim())), dtype=torch.float64) for p in parts)
+        return (sum(sums, torch.zeros_like(result)).to(result.dtype), *(None,) * 4)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:

@@ -122,8 +122,7 @@ def _truncate_bwd(
     # The gradient for the basis, then through the eigenvectors that for the Gram matrix: V H V^T with a symmetric H,
     # of which only the first rows and columns are not zero.
     grad_basis = columns.project_basis_bwd(pull, backend=how.backend)
-    turned = torch.zeros_like(eigenvectors)
-    turned[..., :kept] = eigenvectors.mT @ grad_basis
+    turned = torch.cat([eigenvectors.mT @ grad_basis, torch.zeros_like(eigenvectors[..., kept:])], -1)
     inner = turned * _inverse_gaps(values)
     singular = values[..., :kept].clamp(min=0).sqrt()
     along = torch.where(singular > 0, grad_singular / (2 * singular), 0)

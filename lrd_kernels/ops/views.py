@@ -121,7 +121,8 @@ class BatchViews:
     def _ordered(self, tensor: Tensor, event_dims: int) -> Tensor:
         n = len(self.shape)
         batch_dims = tensor.dim() - event_dims
-        tensor = tensor[(None,) * (n - batch_dims)]
+        if n > batch_dims:  # an empty index is an alias, for which torch's vmap of batched gradients has no rule
+            tensor = tensor[(None,) * (n - batch_dims)]
         return tensor.permute(*self.order, *range(n, n + event_dims))
 
     def _restored(self, tensor: Tensor, event_dims: int) -> Tensor:

@@ -151,3 +151,34 @@ def test_no_tangent_is_lost(name, backend):
             h = 1e-6
             ends = [part(*(t + s * h * d for t, d in zip(inputs[kept], along[kept], strict=True))) for s in (1, -1)]
             torch.testing.assert_close(found, (ends[0] - ends[1]) / (2 * h), rtol=1e-4, atol=1e-6)
+
+
+JACOBIANS = {
+    "log_prob": lambda y, loc, P, D: lrd.log_prob(y, loc, P, D),
+    "several values": lambda y, loc, P, D: lrd.log_prob(y, loc[0], P[0], D[0]),
+    "class": lambda y, loc, P, D: Normal(loc[0], P[0], D[0]).log_prob(y),
+    "factor": lambda y, loc, P, D: lrd.log_prob(loc, loc, P + y[..., None], D),
+    "nll_loss": lambda y, loc, P, D: lrd.nll_loss(loc, D.log(), P, y, reduction="none"),
+    "logdet": lambda y, loc, P, D: lrd.logdet(P + y[..., None], D[0]),
+    "solve": lambda y, loc, P, D: lrd.solve(y, P, D),
+    "precision_matrix": lambda y, loc, P, D: Normal(loc, P + y[..., None], D).precision_matrix,
+    "truncate": lambda y, loc, P, D: lrd.truncate(P + y[..., None], D, 1)[1],
+    "joint": lambda y, loc, P, D: lrd.joint(y, P, D, rank=2).variance,
+    "condition": lambda y, loc, P, D: Normal(loc, P, D).condition([0], y[..., :1]).loc,
+}
+
+
+@pytest.mark.parametrize("name", JACOBIANS)
+def test_gradients_of_several_results_at_once(name):
+    value, *others = draw([(3,)] * 4)
+
+    def call(y):
+        return JACOBIANS[name](y, *others)
+
+    wanted = torch.autograd.functional.jacobian(call, value)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(call, value, vectorize=True), wanted)
+    leaf = value.requires_grad_()
+    result = call(leaf)
+    rows = torch.eye(result.numel(), dtype=result.dtype).reshape(-1, *result.shape)
+    (found,) = torch.autograd.grad(result, leaf, rows, is_grads_batched=True)
+    torch.testing.assert_close(found.reshape(wanted.shape), wanted)
