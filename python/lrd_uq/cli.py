@@ -6,7 +6,7 @@
     lrd-uq predict --run runs/dropout --images folder        # predict every picture of a folder
     lrd-uq panel --run runs/dropout --items '[0,1,2]'        # draw test items
     lrd-uq diagnose --run runs/dropout                       # check how well conditioned the covariances are
-    lrd-uq demo                                              # train and compare five networks on MNIST inpainting
+    lrd-uq demo                                              # train and compare four networks on MNIST inpainting
 
 Status 0 of `fit` means that the run is trained and saved, 75 that `max_time` stopped it, 143 that SIGTERM did, 1 an
 error. After each of them, the same command goes on from the last checkpoint.

@@ -78,6 +78,6 @@ def test_split_seed_that_would_be_ignored_is_refused(tmp_path):
 
 
 def test_demo_separates_the_seeds(tmp_path):
-    spec = specs(tmp_path, 10, 3, 5, 2, 20)[0]
+    spec = specs(tmp_path, 10, [3], 5, 2, 20)[0]
     data = spec.configure().datamodule
     assert (data.seed, data.split_seed) == (3, 5)
