@@ -322,6 +322,7 @@ def _sizes(run: Trained) -> tuple[int, int]:
 def _trained(command: str, words: list[str], options: Options) -> Trained:
     """Model and data of a run, with the trained weights, on the device of the trainer."""
     from lrd_uq import runs, settings, shipped
+    from lrd_uq.data.task import Task
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--run=") else [word])]
     asks_help = "--help" in words or "-h" in words
@@ -333,6 +334,8 @@ def _trained(command: str, words: list[str], options: Options) -> Trained:
             raise FileNotFoundError(f"{saved.parent} is not a run: it has no config.yaml")
         words = ["--config", str(saved), *words]
     cli = settings.configure(words, options, command=command)
+    if not isinstance(cli.datamodule, Task):
+        raise ValueError(f"the config has no data of lrd_uq.data: {command} reads the items of a Task")
     for name in {"samples", "rank", "ranks"} & set(options):
         chosen = cli.config[name]
         if min(chosen if isinstance(chosen, list) else [chosen], default=1) < 1:

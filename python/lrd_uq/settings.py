@@ -22,7 +22,7 @@ from lrd_uq.messages import one_line
 from lrd_uq.metrics import MetricsLog
 from lrd_uq.module import JointUncertainty
 from lrd_uq.progress import Progress
-from lrd_uq.shipped import BASE, FIT_HELP, names_config, shipped_configs, versions, with_config_paths
+from lrd_uq.shipped import BASE, FIT_HELP, config_files, names_config, shipped_configs, versions, with_config_paths
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningCLI
@@ -133,6 +133,8 @@ def configure(
             )
     except (ArgumentError, ValueError) as error:
         message = imports.explained(one_line(str(error)))
+        if isinstance(error, UnicodeError) or "parsing config" in message or "Unexpected config" in message:
+            message = f"{' or '.join(config_files(arguments))} cannot be read: {message}"
         if "arguments are required" in message and not names_config(arguments):
             message += ". A config sets them: --config NAME, where NAME is a file or one of those of `lrd-uq configs`"
         raise ValueError(message) from error

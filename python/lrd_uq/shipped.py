@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 
 CONFIGS = Path(__file__).with_name("configs")
@@ -40,6 +41,13 @@ def with_config_paths(words: Sequence[str]) -> list[str]:
         is_config = word == "--config"
         found.append(word)
     return found
+
+
+def config_files(words: Sequence[str]) -> list[str]:
+    """The files that arguments name as configs."""
+    words = with_config_paths(words)
+    named = [word for before, word in pairwise(["", *words]) if "--config" in (before, word.partition("=")[0])]
+    return [word.removeprefix("--config=") for word in named if word != "--config"]
 
 
 def _config_path(name: str) -> str:

@@ -109,6 +109,30 @@ def test_run_that_is_a_file(tmp_path, capsys):
         assert "is not a run: it has no config.yaml" in line
 
 
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[:100] + "\0" + text[100:], "control characters are not allowed"),
+        (lambda text: text[: text.index("data:\n")], "the config has no data"),
+        (lambda text: text.replace("model:", "model", 1), "could not find expected ':'"),
+        (lambda text: "vm", "Unexpected config"),
+    ],
+)
+def test_damaged_config_is_named(damage, said, trained_run, tmp_path, capsys):
+    text = (trained_run / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(damage(text))
+    assert cli.main(["diagnose", "--run", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert f"{tmp_path}/config.yaml cannot be read: " in line or said == "the config has no data"
+
+
+def test_config_of_other_bytes_is_named(trained_run, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_bytes(b"\xff" + (trained_run / "config.yaml").read_bytes())
+    assert cli.main(["diagnose", "--run", str(tmp_path)]) == 1
+    assert f"{tmp_path}/config.yaml cannot be read: 'utf-8' codec" in capsys.readouterr().err
+
+
 def test_ranks_of_a_sweep_are_at_least_1(make_net, data):
     from lrd_uq.evaluate import evaluate
 
