@@ -62,7 +62,7 @@ class MetricsLog(L.pytorch.loggers.logger.Logger):
         if names == known and path.exists():
             append(path, _lines(names, self._rows))
         else:  # the first rows, or new columns
-            earlier = list(csv.DictReader(io.StringIO(_whole_lines(path)))) if path.exists() else []
+            earlier = _records(path) if path.exists() else []
             write_whole(path, _lines(names, [*earlier, *self._rows], heading=True))
         self._names, self._rows = names, []
 
@@ -77,7 +77,7 @@ def read_metrics(folder: Path) -> dict[str, tuple[list[float], list[float]]]:
     for file in (*earlier_parts(folder), folder / METRICS):
         if not file.exists():
             continue
-        for number, record in enumerate(csv.DictReader(io.StringIO(_whole_lines(file))), start=2):
+        for number, record in enumerate(_records(file), start=2):
             try:
                 step = float(record["step"])
                 values = {name: float(text) for name, text in record.items() if name not in ("step", "epoch") and text}
@@ -110,6 +110,13 @@ def _lines(names: list[str], rows: list[Any], heading: bool = False) -> bytes:
         writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
+
+
+def _records(path: Path) -> list[dict[str, str]]:
+    try:
+        return list(csv.DictReader(io.StringIO(_whole_lines(path))))
+    except csv.Error as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _whole_lines(path: Path) -> str:

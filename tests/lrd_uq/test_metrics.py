@@ -32,6 +32,22 @@ def test_log_cut_anywhere_is_read_to_its_last_whole_line(tmp_path):
         metrics.read_metrics(tmp_path)
 
 
+@pytest.mark.parametrize("mark", ["\r", "\0", '"', '\r"\n', "9" * 200_000])
+def test_marks_of_damage_are_named_or_read(mark, tmp_path):
+    """A carriage return, a zero, a quotation mark or a huge field, anywhere."""
+    log_of(tmp_path, 6)
+    path = tmp_path / metrics.METRICS
+    text = path.read_text()
+    for place in range(len(text)):
+        path.write_text(text[:place] + mark + text[place:], newline="")
+        said = ""
+        try:
+            metrics.read_metrics(tmp_path)
+        except ValueError as error:
+            said = str(error)
+        assert not said or str(path) in said
+
+
 def test_parts_are_read_in_the_order_of_their_numbers(tmp_path):
     for part in range(13):  # each overwrites step 0 and adds one of its own
         log = metrics.MetricsLog(tmp_path)
