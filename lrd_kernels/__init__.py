@@ -21,6 +21,8 @@ What is here:
     diagnostics: diagnose (returns a Diagnosis to print), condition_bounds, capacitance_condition, extreme_eigenvalues
         (returns ExtremeEigenvalues).
     swap: patch_torch puts the kernels into torch's own class.
+    scale: the module distributed, for outputs that are divided among processes, and the module streaming, for factors
+        that are read in blocks.
     machine: backends, use_backend, release_memory; warm_up before the capture of a CUDA graph. On the command line,
         `python -m lrd_kernels.info` tests the backends.
     errors: NotPositiveDefiniteError.
@@ -30,7 +32,7 @@ What is here:
 
 from typing import TYPE_CHECKING
 
-from lrd_kernels import kl  # registers the divergences
+from lrd_kernels import distributed, kl, streaming  # kl registers the divergences
 from lrd_kernels._validate import NotPositiveDefiniteError
 from lrd_kernels.diagnostics import (
     Diagnosis,
@@ -77,6 +79,7 @@ __all__ = [
     "capacitance_condition",
     "condition_bounds",
     "diagnose",
+    "distributed",
     "entropy",
     "extreme_eigenvalues",
     "filter_gradients",
@@ -93,6 +96,7 @@ __all__ = [
     "release_memory",
     "rsample",
     "solve",
+    "streaming",
     "truncate",
     "use_backend",
     "warm_up",

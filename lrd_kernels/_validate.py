@@ -72,6 +72,15 @@ def positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1; got {value}")
 
 
+def rank(value: Any) -> int:
+    """Checks a number of columns to keep."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"rank must be an int or None; got {type(value).__name__}")
+    if value < 0:
+        raise ValueError(f"rank must not be negative; got {value}")
+    return value
+
+
 def gaussian(
     cov_factor: Tensor,
     cov_diag: Tensor,

@@ -52,7 +52,7 @@ def condition_bounds(cov_factor: Tensor, cov_diag: Tensor, *, mask: Tensor | Non
     _validate.gaussian(cov_factor, cov_diag, mask)
     dispatch.refuse_tangents("condition_bounds", cov_factor, cov_diag)
     spectrum = _spectrum(cov_factor, mask)
-    lower, upper = _bounds(spectrum, _sortable(cov_diag, mask, torch.inf), _sortable(cov_diag, mask, -torch.inf))
+    lower, upper = weyl_bounds(spectrum, sortable(cov_diag, mask, torch.inf), sortable(cov_diag, mask, -torch.inf))
     batches = [cov_factor.shape[:-2], cov_diag.shape[:-1]] + ([] if mask is None else [mask.shape[:-1]])
     shape = torch.broadcast_shapes(*batches)
     return lower.expand(shape), upper.expand(shape)
@@ -229,7 +229,7 @@ def diagnose(cov_factor: Tensor, cov_diag: Tensor, eps: float | None = None) -> 
     bad = (~cov_factor.isfinite()).sum((-2, -1)) + (~(cov_diag.isfinite() & (cov_diag > 0))).sum(-1)
     weighted = capacitance.gram(cov_factor, cov_diag)
     spectrum = _spectrum(cov_factor, None)
-    lower, upper = _bounds(spectrum, cov_diag.double(), cov_diag.double())
+    lower, upper = weyl_bounds(spectrum, cov_diag.double(), cov_diag.double())
     diag = cov_diag.double()
     S = diag.shape[-1]
     floor = diag.amin(-1) if eps is None else torch.full_like(diag[..., 0], eps)
@@ -253,7 +253,7 @@ def diagnose(cov_factor: Tensor, cov_diag: Tensor, eps: float | None = None) -> 
     )
 
 
-def _sortable(cov_diag: Tensor, mask: Tensor | None, absent: float) -> Tensor:
+def sortable(cov_diag: Tensor, mask: Tensor | None, absent: float) -> Tensor:
     diag = cov_diag.double()
     return diag if mask is None else torch.where(mask, diag, absent)
 
@@ -268,7 +268,7 @@ def _spectrum(cov_factor: Tensor, mask: Tensor | None) -> Tensor:
     return values.flip(-1)
 
 
-def _bounds(spectrum: Tensor, ascending_last: Tensor, descending_last: Tensor) -> tuple[Tensor, Tensor]:
+def weyl_bounds(spectrum: Tensor, ascending_last: Tensor, descending_last: Tensor) -> tuple[Tensor, Tensor]:
     """Weyl's bounds from the eigenvalues of P^T P [..., R] and the diagonal [..., S]. Masked entries are infinity in
     `ascending_last` and minus infinity in `descending_last`."""
     S, R = ascending_last.shape[-1], spectrum.shape[-1]

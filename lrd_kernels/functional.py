@@ -218,7 +218,7 @@ def nll_loss(
         tensor(0.9538)
     """
     _validate.option("reduction", reduction, _validate.REDUCTIONS)
-    floor = _floor(eps, eps_std)
+    floor = floor_of(eps, eps_std)
     _validate.option("transform", transform, TRANSFORMS)
     vectors = {"target": target, "mean": mean}
     fused = transform == "exp"
@@ -259,7 +259,7 @@ def positive_diag(
     _validate.option("transform", transform, TRANSFORMS)
     if (eps is None) == (eps_std is None):
         raise ValueError(f"one of eps and eps_std must be given; got eps={eps}, eps_std={eps_std}")
-    floor = _floor(0.0 if eps is None else eps, eps_std)
+    floor = floor_of(0.0 if eps is None else eps, eps_std)
     if transform == "softplus":
         return floor + torch.nn.functional.softplus(raw, threshold=SOFTPLUS_THRESHOLD)
     return reference.positive_diag(raw, floor, exp_limit(raw.dtype))
@@ -420,7 +420,7 @@ def terms(
     return result
 
 
-def _floor(eps: float, eps_std: float | None) -> float:
+def floor_of(eps: float, eps_std: float | None) -> float:
     """The lower bound on the variance."""
     name, value = ("eps", eps) if eps_std is None else ("eps_std", eps_std)
     _validate.non_negative(name, value)

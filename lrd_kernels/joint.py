@@ -159,13 +159,20 @@ def joint(
         >>> joint.cov_factor.shape, joint.truncate(8).cov_factor.shape
         (torch.Size([100, 64]), torch.Size([100, 8]))
     """
+    mean, diag, columns = columns_of(means, cov_factors, cov_diags, aleatoric)
+    return _assemble(mean, diag, torch.zeros_like(diag), columns, rank, parts, validate_args)
+
+
+def columns_of(
+    means: Tensor, cov_factors: Tensor | None, cov_diags: Tensor | None, aleatoric: Any = None
+) -> tuple[Tensor, Tensor, Stack]:
+    """Mean and diagonal [..., S] of the joint Gaussian, and its columns, read where the samples lie."""
     means, P, D = _checked(means, cov_factors, cov_diags, aleatoric)
     T = means.shape[0]
     mean, diag = mean_of(means).to(means.dtype), mean_of(D).to(D.dtype)
     factor_scale = 1.0 if P is None else 1 / math.sqrt(P.shape[0])
     deviating = means if T > 1 else None
-    columns = Stack.of(mean, P, deviating, factor_scale, 1 / math.sqrt(max(T - 1, 1)), centre=True)
-    return _assemble(mean, diag, torch.zeros_like(diag), columns, rank, parts, validate_args)
+    return mean, diag, Stack.of(mean, P, deviating, factor_scale, 1 / math.sqrt(max(T - 1, 1)), centre=True)
 
 
 def _checked(

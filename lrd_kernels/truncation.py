@@ -55,14 +55,10 @@ def truncate(
     R = cov_factor.shape[-1]
     if rank is not None and energy is not None:
         raise ValueError(f"rank and energy must not both be given; got rank={rank}, energy={energy}")
-    if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
-        raise TypeError(f"rank must be an int or None; got {type(rank).__name__}")
-    if rank is not None and rank < 0:
-        raise ValueError(f"rank must not be negative; got {rank}")
     if energy is not None and not 0 < energy <= 1:
         raise ValueError(f"energy must be above 0 and at most 1; got {energy}")
     batch = torch.broadcast_shapes(cov_factor.shape[:-2], cov_diag.shape[:-1])
     diag = cov_diag.expand(*batch, cov_diag.shape[-1])
     columns = Stack.of(diag, cov_factor.expand(1, *batch, *cov_factor.shape[-2:]), None)
-    kept = R if rank is None else min(rank, R)
+    kept = R if rank is None else min(_validate.rank(rank), R)
     return autograd_truncate.truncate(columns, diag, kept, energy=energy, fold=fold, backend=backend)

@@ -32,7 +32,7 @@ from lrd_kernels.ops.views import BatchViews, sum_to
 Needs = tuple[bool, bool, bool, bool]  # which of (value, loc, cov_factor, cov_diag) need a gradient
 
 
-def _to_caller(saved: Saved, views: BatchViews, value: Tensor | None) -> Saved:
+def to_caller(saved: Saved, views: BatchViews, value: Tensor | None) -> Saved:
     """Converts to the caller's batch dimensions. Without values, the last two tensors are placeholders."""
     if value is None:
         z, value_info = saved.z.new_empty(0), saved.value_info.new_empty(0)
@@ -41,7 +41,7 @@ def _to_caller(saved: Saved, views: BatchViews, value: Tensor | None) -> Saved:
     return Saved(views.from_gaussians(saved.chol_inv), views.from_gaussians(saved.summary), z, value_info)
 
 
-def _to_ops(saved: Saved, views: BatchViews, value: Tensor | None, R: int) -> Saved:
+def to_ops(saved: Saved, views: BatchViews, value: Tensor | None, R: int) -> Saved:
     """Converts back from the caller's batch dimensions."""
     if value is None:
         z, value_info = saved.z.new_empty(views.B, 0, R), saved.value_info.new_empty(views.B, 0)
@@ -71,7 +71,7 @@ class LogProb(Function):
         result, *saved = log_prob_fwd(op_inputs(views, arguments, terms.eps, terms.op_precision), None, terms)
         if views.N == 0:  # an empty batch of values was given: drop the result that the op returns without a value
             result = result[:, :0]
-        return views.from_values(result), *_to_caller(Saved(*saved), views, value)
+        return views.from_values(result), *to_caller(Saved(*saved), views, value)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -88,7 +88,7 @@ class LogProb(Function):
             return (None,) * 6
         arguments = (grad, *ctx.saved_tensors, ctx.terms, needs)
         if torch.compiler.is_compiling() or not (torch.is_grad_enabled() or dispatch.transforms_active()):
-            grads = _log_prob_bwd(*arguments)
+            grads = gradients_of(*arguments)
         else:
             grads = LogProbBackward.apply(*arguments)
         return (*grads, None, None)
@@ -174,7 +174,7 @@ class EagerLogProb(Function):
         needs = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or dispatch.transforms_active():
             terms = ctx.terms if ctx.redone is None else ctx.terms._replace(precision=_policy.QR)
-            outputs = _to_caller(saved, ctx.views, arguments.value)
+            outputs = to_caller(saved, ctx.views, arguments.value)
             return (*LogProbBackward.apply(grad, *arguments, *outputs, terms, needs), None, None, None)
         grads = _gradients(ctx.views, grad, arguments, saved, ctx.terms, needs, ctx.redone)
         return (*grads, None, None, None)
@@ -190,7 +190,7 @@ def weighted_terms(arguments: Arguments, terms: Terms, factorisation: Factorisat
     return super(Function, EagerLogProb).apply(*arguments, terms, factorisation)
 
 
-def _log_prob_bwd(
+def gradients_of(
     grad: Tensor,
     value: Tensor | None,
     loc: Tensor | None,
@@ -207,7 +207,7 @@ def _log_prob_bwd(
     """Gradients for (value, loc, cov_factor, cov_diag), each None if not needed, from the outputs of `LogProb`."""
     arguments = Arguments(value, loc, cov_factor, cov_diag, mask)
     views = arguments.views()
-    saved = _to_ops(Saved(chol_inv, summary, z, value_info), views, value, cov_factor.shape[-1])
+    saved = to_ops(Saved(chol_inv, summary, z, value_info), views, value, cov_factor.shape[-1])
     return _gradients(views, grad, arguments, saved, terms, needs)
 
 
@@ -240,11 +240,11 @@ def _gradients(
 
 
 class LogProbBackward(Function):
-    """`_log_prob_bwd` as a function that supports differentiation (with the reference) and vmap."""
+    """`gradients_of` as a function that supports differentiation (with the reference) and vmap."""
 
     @staticmethod
     def forward(grad: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
-        return _log_prob_bwd(grad, *args)
+        return gradients_of(grad, *args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

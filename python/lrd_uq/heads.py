@@ -239,7 +239,9 @@ class LowRankHead(DiagonalHead):
             matrix `I + F^T F` does not depend on D.
         initial_factor: scale of the factor's initial weights, relative to those of the mean.
         outputs: channels of the prediction.
-        eps, eps_std, initial_raw: as for `DiagonalHead`.
+        eps: as for `DiagonalHead`.
+        eps_std: as for `DiagonalHead`.
+        initial_raw: as for `DiagonalHead`.
         orthogonal: orthogonalise the columns (Gram-Schmidt) over the outputs that exist.
         svd: in training, rotate the columns to the left singular vectors times the singular values of the factor, over
             the outputs that exist. The covariance stays the same; the capacitance matrix is better conditioned.

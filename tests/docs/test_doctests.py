@@ -10,6 +10,7 @@ import re
 import pages
 import pytest
 import torch
+import torch.distributed as dist
 
 import lrd_kernels as lrd
 import lrd_uq.evaluate
@@ -18,6 +19,8 @@ from lrd_kernels import swap
 # Public classes and functions, by the module that users import them from.
 PUBLIC = {
     "lrd_kernels": lrd.__all__,
+    "lrd_kernels.distributed": lrd.distributed.__all__,
+    "lrd_kernels.streaming": lrd.streaming.__all__,
     "lrd_kernels._methods": ["Aggregate", "Modes"],  # results of methods
     "lrd_kernels.ops.dispatch": ["BackendStatus"],  # entries of backends()
     "lrd_uq.evaluate": lrd_uq.evaluate.__all__,
@@ -26,6 +29,8 @@ TRAINING = re.findall(r"^::: (lrd_uq[\w.]+)\.(\w+)$", (pages.ROOT / "docs/api_tr
 for module, names in itertools.groupby(TRAINING, key=lambda found: found[0]):
     PUBLIC.setdefault(module, [name for _, name in names])
 NO_EXAMPLE = {
+    "distributed": "a module, whose functions have examples",
+    "streaming": "a module, whose functions have examples",
     "kl": "a module, which registers the divergences of torch.distributions.kl_divergence",
     "BackendStatus": "shown by backends()",
     "Calibration": "shown by calibration",
@@ -63,6 +68,15 @@ def run(test):
     return "".join(said)
 
 
+@pytest.fixture
+def group_of_one():
+    """The examples of `lrd_kernels.distributed` are those of a group with one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("package", [lrd, lrd_uq], ids=lambda package: package.__name__)
 def test_examples_print_what_they_show(package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -41,13 +41,14 @@ PUBLIC = {
     "distribution": {"_methods", "functional", "sampling"},
     "joint": {"_methods", "distribution", "truncation"},
     "kl": {"_methods", "distribution", "functional"},
+    "distributed": {"diagnostics", "functional", "joint", "sampling"},
+    "streaming": {"joint"},
     "swap": {"distribution"},
     "info": {"", "functional"},
     "__main__": {""},
     "__init__": {
         *("diagnostics", "distribution", "functional", "gradients", "graphs", "joint", "kl", "mixture", "sampling"),
-        "swap",
-        "truncation",
+        *("distributed", "streaming", "swap", "truncation"),
     },
 }
 # What a module may import from outside the standard library, where that is not torch alone.

@@ -196,8 +196,10 @@ class Task(L.pytorch.LightningDataModule):
         """A task of three data sets of your own.
 
         Args:
-            train, val, test: data sets with `__len__` and `__getitem__`. Each item is `(input, target)`,
+            train: a data set with `__len__` and `__getitem__`. Each item is `(input, target)`,
                 `(input, target, mask)`, or a dict (see `lrd_uq.data.as_batch`).
+            val: another one, for validation.
+            test: another one, for the scores.
             settings: those of `Task`, but for split_seed: there is nothing to split.
 
         Examples:
