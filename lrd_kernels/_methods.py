@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from lrd_kernels import _validate, functional, truncation
+from lrd_kernels._selection import Index, measurement_noise, positions, region_weights
 from lrd_kernels.linalg import products
 from lrd_kernels.linalg.whitening import Root, root_of
 from lrd_kernels.ops import dispatch
 
 RESOLVED_MODES = 1e-13  # directions shorter than this share of the longest are rounding
-MOST_EMPTY_REGIONS = 1024  # more regions than outputs, and than this, are taken for a mistake
 
-Index = int | slice | list[int] | Tensor
 Gaussian = TypeVar("Gaussian")  # what methods that make another Gaussian return
 
 
@@ -119,7 +118,7 @@ class Operations(Generic[Gaussian]):
             >>> d.marginal(slice(0, 10)).event_shape
             torch.Size([10])
         """
-        rows = _positions(index, self.loc.shape[-1], self.loc.device)
+        rows = positions(index, self.loc.shape[-1], self.loc.device)
         factor, diag = covariance_of(self)
         return _like(self, self.loc[..., rows], factor[..., rows, :], diag[..., rows])
 
@@ -158,7 +157,7 @@ class Operations(Generic[Gaussian]):
             (tensor([1.0000, 0.5000, 0.0000]), tensor([1.0000, 1.7500, 1.0000]))
         """
         S = self.loc.shape[-1]
-        known = _positions(index, S, self.loc.device)
+        known = positions(index, S, self.loc.device)
         _validate.floating("value", value)
         if value.shape[-1:] != known.shape:
             raise ValueError(f"value must have shape [..., {len(known)}], as index; got {tuple(value.shape)}")
@@ -167,7 +166,7 @@ class Operations(Generic[Gaussian]):
         loc, value = self.loc.double(), value.double()
         seen, seen_diag = factor[..., known, :], diag[..., known]
         if noise is not None:
-            noise = _measurement_noise(noise, value)
+            noise = measurement_noise(noise, value)
             shrink, pull = noise / (seen_diag + noise), seen_diag / (seen_diag + noise)
             seen_diag = seen_diag + noise
         z = functional.latent_mean(value - loc[..., known], seen, seen_diag)
@@ -212,7 +211,7 @@ class Operations(Generic[Gaussian]):
         if weights.dtype == torch.bool or weights.is_complex():
             raise TypeError(f"weights must be floating-point, or integer labels; got {weights.dtype}")
         if weights.dim() == 1 and not weights.is_floating_point():
-            weights = _region_weights(weights, reduction)
+            weights = region_weights(weights, reduction)
         weights = weights.reshape(-1, S).double()
         factor, diag = covariance_of(self)
         projected = products.project(factor, weights)  # [..., K, R]
@@ -469,43 +468,3 @@ def _check_batch(name: str, vector: Tensor, loc: Tensor) -> None:
         raise ValueError(
             f"{name} must have batch dimensions that broadcast with {batch}; got {tuple(vector.shape)}"
         ) from None
-
-
-def _positions(index: Index, S: int, device: torch.device) -> Tensor:
-    """Converts an index to positions [n], each of another output."""
-    every = torch.arange(S, device=device)
-    if isinstance(index, slice):
-        return every[index]
-    try:
-        chosen = torch.as_tensor(index, device=device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(f"index must be a slice, integer positions or a bool mask; got {index!r}") from error
-    if chosen.dtype == torch.bool and chosen.shape != (S,):
-        raise ValueError(f"a bool index must have shape [{S}]; got {tuple(chosen.shape)}")
-    if chosen.numel() and (chosen.is_floating_point() or chosen.is_complex()):
-        raise TypeError(f"index must be a slice, integer positions or a bool mask; got {chosen.dtype}")
-    positions = every[chosen if chosen.dtype == torch.bool else chosen.long()].reshape(-1)
-    if len(positions.unique()) != len(positions):
-        raise ValueError("index must not name an output twice")
-    return positions
-
-
-def _measurement_noise(noise: float | Tensor, value: Tensor) -> Tensor:
-    """Variances of the errors of measured values, in float64."""
-    wide = torch.as_tensor(noise, dtype=torch.float64, device=value.device)
-    if wide.dim() and wide.shape[-1:] != value.shape[-1:]:
-        raise ValueError(f"noise must be a number, or have shape [..., {value.shape[-1]}]; got {tuple(wide.shape)}")
-    if dispatch.may_inspect(wide) and not bool(((wide > 0) & wide.isfinite()).all()):
-        raise ValueError("noise must be a positive and finite variance; leave it out for exact values")
-    return wide.expand(torch.broadcast_shapes(wide.shape, value.shape[-1:]))
-
-
-def _region_weights(labels: Tensor, reduction: str) -> Tensor:
-    """Weights [K, S] for the sum or mean over the regions given by labels [S]."""
-    if reduction not in ("sum", "mean"):
-        raise ValueError(f"reduction must be 'sum' or 'mean'; got {reduction!r}")
-    regions = int(labels.max()) + 1 if labels.numel() else 0
-    if regions > max(len(labels), MOST_EMPTY_REGIONS):
-        raise ValueError(f"labels must be numbers of regions from 0 on; got {regions - 1} for {len(labels)} outputs")
-    weights = (labels == torch.arange(max(regions, 0), device=labels.device)[:, None]).double()
-    return weights / weights.sum(-1, keepdim=True).clamp(min=1) if reduction == "mean" else weights

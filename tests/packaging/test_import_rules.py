@@ -36,7 +36,8 @@ PUBLIC = {
     "sampling": set(),
     "mixture": {"functional"},
     "graphs": set(),
-    "_methods": {"functional", "truncation"},  # of the distribution
+    "_selection": set(),
+    "_methods": {"_selection", "functional", "truncation"},  # of the distribution
     "diagnostics": {"functional"},
     "distribution": {"_methods", "functional", "sampling"},
     "joint": {"_methods", "distribution", "truncation"},
