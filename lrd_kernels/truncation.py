@@ -59,6 +59,6 @@ def truncate(
         raise ValueError(f"energy must be above 0 and at most 1; got {energy}")
     batch = torch.broadcast_shapes(cov_factor.shape[:-2], cov_diag.shape[:-1])
     diag = cov_diag.expand(*batch, cov_diag.shape[-1])
-    columns = Stack.of(diag, cov_factor.expand(1, *batch, *cov_factor.shape[-2:]), None)
+    columns = Stack.of(diag, cov_factor[None], None)
     kept = R if rank is None else min(_validate.rank(rank), R)
     return autograd_truncate.truncate(columns, diag, kept, energy=energy, fold=fold, backend=backend)

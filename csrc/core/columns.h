@@ -13,6 +13,13 @@
 namespace lrd {
 namespace LRD_ISA_NAMESPACE {
 
+// How far apart the columns of a block of rows are kept: an odd number of cache lines, or a power of two would put all
+// of them into a few sets of the first-level cache. The rows are whole tiles.
+template <class A>
+constexpr int64_t apart(int64_t rows) {
+  return rows + 64 / int64_t(sizeof(A));
+}
+
 // One contiguous column, n entries; the lines of the next block are asked for on the way, because a block is too short
 // for the hardware to follow its many streams: those `ahead` entries further on, of the `left` that are there.
 template <class T, class A>
@@ -38,7 +45,7 @@ static void read_columns(const MatrixView& P, VectorView mask, int64_t begin, in
     // How far from `factor` may be read: a short last tile of columns reads on into the next row, if there is one.
     const int64_t readable = (P.S - 1 - begin) * row + P.R;
     for (int64_t i0 = 0; i0 < n; i0 += 8) {
-      for (int64_t i = i0 + ld; i < i0 + ld + 8 && begin + i < P.S; ++i)  // as in read_column
+      for (int64_t i = i0 + n; i < i0 + n + 8 && begin + i < P.S; ++i)  // as in read_column
         for (int64_t j = 0; j < P.R; j += kLine) __builtin_prefetch(factor + i * row + j);
       for (int64_t j0 = 0; j0 < P.R; j0 += 8) {
         const int64_t columns = P.R - j0 < 8 ? P.R - j0 : 8;
@@ -70,7 +77,7 @@ static void read_columns(const MatrixView& P, VectorView mask, int64_t begin, in
       const T* from = factor + j * column;
       A* to = out + j * ld;
       if (row == 1)
-        read_column<T, A>(from, n, ld, P.S - begin, to);
+        read_column<T, A>(from, n, n, P.S - begin, to);
       else
         for (int64_t i = 0; i < n; ++i) to[i] = A(load(from[i * row]));
       for (int64_t i = n; i < padded; ++i) to[i] = A(0);

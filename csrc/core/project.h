@@ -39,13 +39,13 @@ static void add_squares(const A* x, int64_t columns, int64_t ld, int64_t n, doub
 
 template <class A>
 struct ProjectScratch {
-  int64_t ld;           // the rows of a block
+  int64_t ld;           // beyond the rows of a block
   double *diag, *lost;  // [ld]
   A* x;                 // [columns, ld]
   A* y;                 // [K, ld]
 
   template <class Memory>
-  ProjectScratch(Memory& memory, int64_t columns, int64_t K) : ld(project_block_rows(columns, K)) {
+  ProjectScratch(Memory& memory, int64_t columns, int64_t K) : ld(apart<A>(project_block_rows(columns, K))) {
     memory.take(diag, ld);
     memory.take(lost, ld);
     memory.take(x, columns * ld);

@@ -9,7 +9,7 @@
 #include "columns.h"
 #include "gram.h"
 #include "kernels.h"
-#include "project.h"
+#include "prefetch.h"
 #include "rows.h"
 #include "simd.h"
 #include "stack.h"
@@ -60,6 +60,10 @@ static void project_basis_bwd_rows(const Stack& s, const Pull& pull, int64_t beg
       for (int64_t i = 0; i < n; ++i)
         for (int64_t k = 0; k < K; ++k) x[i * ld + columns + k] -= 2.0 * grad_diag[i] * y[i * ld_y + k];
     }
+    const int64_t next = i0 + n, last = next + block < end ? next + block : end;
+    const int64_t tiles = (K + kTileRows - 1) / kTileRows * whole_tiles<double>(columns) / kColumns;
+    NextBlock<T> vectors(stack_vectors(s), next, last, tiles);
+    int64_t tile = 0, t = 0;
     for (int64_t k0 = 0; k0 < K; k0 += kTileRows) {
       const int64_t rows = K - k0 < kTileRows ? K - k0 : kTileRows;
       for (int64_t j0 = 0; j0 < columns; j0 += kColumns) {
@@ -69,19 +73,22 @@ static void project_basis_bwd_rows(const Stack& s, const Pull& pull, int64_t beg
           add_tile<double, kTileRows, 1>(a, b, ld, n, rows, sums, out.ld);
         else
           add_tile<double, kTileRows, kTileVectors>(a, b, ld, n, rows, sums, out.ld);
+        vectors.step();
+        for (++tile; t * tiles < tile * s.T; ++t) NextBlock<T>(stack_block<T>(s, t), next, last, 1).step();
       }
     }
   }
 }
 
 struct ProjectBackwardScratch {
-  int64_t ld;           // the rows of a block
+  int64_t ld;           // beyond the rows of a block
   double *mean, *diag;  // [ld]
   double* x;            // [columns, ld]; becomes its gradient
   double* z;            // [2 K, ld]: the pull and what the Gram matrix adds to it, then the projected rows
 
   template <class Memory>
-  ProjectBackwardScratch(Memory& memory, int64_t columns, int64_t K) : ld(project_bwd_block_rows(columns, K)) {
+  ProjectBackwardScratch(Memory& memory, int64_t columns, int64_t K)
+      : ld(apart<double>(project_bwd_block_rows(columns, K))) {
     memory.take(mean, ld);
     memory.take(diag, ld);
     memory.take(x, columns * ld);

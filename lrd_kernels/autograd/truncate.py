@@ -14,6 +14,7 @@ from lrd_kernels.linalg import capacitance, products, rotation
 from lrd_kernels.linalg.stack import Pull, Stack
 from lrd_kernels.ops import dispatch
 
+SQUARES_ELEMENTS = 2**17  # elements of the projected factor that are squared at a time: they stay in the cache
 Needs = tuple[bool, bool]  # which of (factors, vectors) need a gradient
 
 
@@ -61,14 +62,14 @@ class Truncate(Function):
         looking, narrow = dispatch.may_inspect(diag), diag.dtype != torch.float64
         values, eigenvectors = capacitance.eigenvectors(columns.gram(backend=how.backend))
         singular = values.clamp(min=0).sqrt()
-        if looking and not _resolved(singular, kept, _policy.GRAM_RANGE[not narrow]):
+        if looking and not _resolved(singular, min(kept, columns.largest_rank), _policy.GRAM_RANGE[not narrow]):
             singular, eigenvectors = rotation.singular_basis(columns.dense())
             values = singular.square()
         if how.energy is not None:
             kept = _enough(values.clamp(min=0), how.energy)
         fold = how.fold and kept < columns.columns  # else nothing is dropped
         singular, basis = singular[..., :kept], eigenvectors[..., :kept]
-        exact = looking and narrow and not _resolved(singular, kept, _policy.FLOAT32_RANGE)
+        exact = looking and narrow and not _resolved(singular, min(kept, columns.largest_rank), _policy.FLOAT32_RANGE)
         if not exact:
             projected, folded = columns.project_fold(diag, basis, fold, rank_major=how.rank_major, backend=how.backend)
             exact = fold and looking and _swamped(projected, diag)
@@ -220,8 +221,8 @@ def _resolved(singular: Tensor, kept: int, range: float) -> bool:
 
 def _swamped(projected: Tensor, diag: Tensor) -> bool:
     """Whether the rounding of the projected factor, which the kernels fold, may change a diagonal entry."""
-    rounding = 4 * torch.finfo(projected.dtype).eps
-    return bool((rounding * products.row_squares(projected) > _policy.FOLD_TOLERANCE * diag).any())
+    squares = products.row_squares(projected, SQUARES_ELEMENTS)
+    return bool((4 * torch.finfo(projected.dtype).eps * squares > _policy.FOLD_TOLERANCE * diag).any())
 
 
 def _inverse_gaps(values: Tensor) -> Tensor:

@@ -36,6 +36,6 @@ def lift(factor: Tensor, coefficients: Tensor) -> Tensor:
     return torch.cat([coefficients.double() @ P.double().mT for P in factor.split(chunk_rows(factor), -2)], -1)
 
 
-def row_squares(factor: Tensor) -> Tensor:
-    """The sum of squares of every row of P: [..., S]."""
-    return torch.cat([P.double().square().sum(-1) for P in factor.split(chunk_rows(factor), -2)], -1)
+def row_squares(factor: Tensor, elements: int | None = None) -> Tensor:
+    """The sum of squares of every row of P: [..., S]; in chunks of about so many elements."""
+    return torch.cat([P.double().square().sum(-1) for P in factor.split(chunk_rows(factor, elements), -2)], -1)

@@ -82,6 +82,11 @@ class Stack:
         return self.split + self.vectors.shape[0]
 
     @property
+    def largest_rank(self) -> int:
+        """The rank that the columns have at most: deviations from a mean sum to zero."""
+        return self.columns - (1 if self.centre and self.vectors.shape[0] else 0)
+
+    @property
     def only_factors(self) -> Stack:
         return replace(self, vectors=self.vectors[:0])
 
