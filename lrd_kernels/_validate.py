@@ -94,9 +94,11 @@ def gaussian(
     if cov_factor.dim() < 2:
         hint = " (a single column is cov_factor[:, None])" if cov_factor.dim() else ""
         raise ValueError(f"cov_factor must have shape [..., S, R]; got {_shape(cov_factor)}{hint}")
-    S = cov_factor.shape[-2]
-    batch: tuple[int, ...] = cov_factor.shape[:-2]
+    rows, dtype, device = cov_factor.shape[:-1], cov_factor.dtype, cov_factor.device
+    S, batch = rows[-1], tuple(rows[:-1])
     for name, tensor in ((diag_name, cov_diag), *vectors.items()):
+        if _is_like(tensor, rows, dtype, device):
+            continue
         _vector(name, tensor, S, cov_factor)
         if tensor.dtype != cov_factor.dtype:
             raise TypeError(
@@ -109,6 +111,12 @@ def gaussian(
         if mask.dtype != torch.bool:
             raise TypeError(f"mask must be bool, True where an output exists; got {mask.dtype} (cast it: mask.bool())")
         _broadcast(batch, mask.shape[:-1], "mask", mask, cov_factor)
+
+
+def _is_like(tensor: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
+    """The common case in as few steps as possible: checks are a large part of a small call."""
+    same = type(tensor) is Tensor and tensor.shape == shape and tensor.dtype == dtype and tensor.device == device
+    return same and tensor.layout == torch.strided
 
 
 def is_tensor(name: str, tensor: Any) -> None:

@@ -229,7 +229,10 @@ def may_inspect(tensor: Tensor) -> bool:
 
 def has_nan(result: Tensor) -> bool:
     """Whether a result contains NaN; a single number is checked in the cheapest way."""
-    return result.item() != result.item() if result.numel() == 1 else bool(result.isnan().any())
+    if result.numel() != 1:
+        return bool(result.isnan().any())
+    number = result.item()
+    return number != number
 
 
 class use_backend:
