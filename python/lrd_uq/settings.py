@@ -40,6 +40,7 @@ HIDDEN_WARNINGS = (
     "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
     "The number of training batches .* is smaller than the logging interval",
     "The '(train|val|test)_dataloader' does not have many workers",
+    "FSDP2-wrapped module .* returned a view tensor",  # nothing is changed in place
 )
 HELP = {
     "images": "folder of the files to predict",

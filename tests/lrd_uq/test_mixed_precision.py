@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lrd_uq import checkpoints, settings
+from lrd_uq.bayes import Variational
 from lrd_uq.extra import lightning as L
 from lrd_uq.metrics import MetricsLog, read_metrics
 from lrd_uq.module import JointUncertainty
@@ -39,6 +40,18 @@ def test_float16_trains_as_float32_does(orthogonal, make_net, make_trainer, data
     for name in ("loss", "val_log_prob", "capacitance_condition"):
         assert losses["16"][name][1] == pytest.approx(losses["32"][name][1], rel=0.02), name
     assert losses["16"]["loss"][1] != losses["32"]["loss"][1]  # the backbone was in float16
+
+
+def test_noise_of_variational_layers_in_16_bits(make_net, make_trainer, data, tmp_path):
+    """Variances of activations below the smallest number of float16; no step may be lost by an infinite derivative."""
+    for name, options in {"mixed": {"plugins": [half()]}, "bfloat16": {"precision": "bf16-true"}}.items():
+        module = JointUncertainty(make_net(), Variational(initial_std=1e-4), learning_rate=5e-3)
+        watch, folder = GradientFilter(), tmp_path / name
+        folder.mkdir()
+        make_trainer(20, watch, logger=MetricsLog(folder), **options).fit(module, datamodule=data)
+        logged = read_metrics(folder)
+        assert logged["filtered_steps"][1][-1] == 0, name
+        assert logged["loss"][1][-1] < logged["loss"][1][0] - 0.02, name
 
 
 class Reference(L.pytorch.Callback):

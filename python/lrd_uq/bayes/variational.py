@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from lrd_uq.bayes.base import Method, Predict, eval_mode, eval_predictor
 from lrd_uq.bayes.noise import generator
 from lrd_uq.checks import check_positive, check_weights
-from lrd_uq.heads import Gaussian, MeanHead
+from lrd_uq.heads import Gaussian, MeanHead, density_dtype, full_precision
 from lrd_uq.nets import GaussianNet, SplitNet
 
 NOISES = ("none", "activations", "weights")
@@ -64,12 +64,18 @@ class VariationalLayer(nn.Module):
         out = self.layer(x)
         if self.noise == "none" or not self.training:
             return out
-        parameters: dict[str, Any] = {"weight": self.std.square()}
-        if self.layer.bias is not None:
-            parameters["bias"] = torch.zeros_like(self.layer.bias)  # type: ignore[arg-type]
-        variance = functional_call(self.layer, parameters, (x.square(),))
+        return out + (self._variance(x).sqrt() * torch.randn_like(out)).to(out.dtype)
+
+    def _variance(self, x: Tensor) -> Tensor:
+        """The variance of the output, in float32 at least: in 16 bits, the squares of small numbers vanish."""
+        with full_precision(x):
+            dtype = density_dtype(self.mean.dtype)
+            parameters: dict[str, Any] = {"weight": self.std.to(dtype).square()}
+            if self.layer.bias is not None:
+                parameters["bias"] = torch.zeros_like(self.layer.bias, dtype=dtype)  # type: ignore[arg-type]
+            variance = functional_call(self.layer, parameters, (x.to(dtype).square(),))
         # An input of zeros has variance 0, where the derivative of the square root is infinite.
-        return out + variance.clamp(min=1e-16).sqrt() * torch.randn_like(out)
+        return variance.clamp(min=1e-16)
 
     def kl(self) -> Tensor:
         """KL divergence of the weights from their prior, in nats."""
