@@ -14,7 +14,9 @@ import torch
 # or the diagonal of whose Gram matrix exceeds EXPLAINED_RATIO, is reported as failed, so that the caller can look into
 # it and compute it by QR (log_prob_fwd on the CPU).
 AUTO, FLOAT64, FLOAT32, DECLINING_AUTO = range(4)
-QR = 4  # unknown to the ops: the factorisation takes place outside them
+# Unknown to the ops: the factorisation takes place outside them, by QR, or of the S x S covariance where there are more
+# columns than outputs.
+QR, DUAL = 4, 5
 OP_PRECISIONS = {"auto": AUTO, "float64": FLOAT64, "float32": FLOAT32}  # by the names that callers use
 PRECISIONS = {**OP_PRECISIONS, "qr": QR}
 
@@ -76,6 +78,9 @@ def exp_limit(dtype: torch.dtype) -> float:
 
 QR_GROWTH = 1e12  # what a factorisation by QR reports as its growth: too much for float32 products
 DUAL_RANK = 32  # above this rank, QR factorises the S x S covariance where it is smaller than the capacitance
+# The largest trace of D^-1/2 Sigma D^-1/2, a bound on its condition number, for which a Cholesky factorisation of it
+# serves instead of QR.
+DUAL_TRACE = 1e7
 EXPLAINED_LEVERAGE = 0.9  # outputs of higher leverage are inverted as a block of their own by QR
 ROOT_LEVERAGE = 1 - 1e-8  # `whiten` conditions outputs of higher leverage on the others
 FLOAT32_SQUARES = (1e-25, 1e30)  # sums of squares of float32 numbers that are accurate in float32

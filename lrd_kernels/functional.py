@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from lrd_kernels import _validate, reference
-from lrd_kernels._policy import LOG_2PI, OP_PRECISIONS, PRECISIONS, QR, exp_limit
+from lrd_kernels._policy import DUAL, LOG_2PI, OP_PRECISIONS, PRECISIONS, QR, exp_limit
 from lrd_kernels.autograd.forward import Arguments, Factorisation, Terms
 from lrd_kernels.autograd.log_prob import weighted_terms
 from lrd_kernels.autograd.solve import CapacitanceCholesky, PrecisionDiag, Solve
@@ -411,8 +411,8 @@ def terms(
         how = PRECISIONS[precision]
         if 0 in (*cov_factor.shape, *cov_diag.shape):
             how = PRECISIONS["auto"]  # there is nothing to factorise
-        elif reference.is_wide(cov_factor):
-            how = QR  # the capacitance would have eigenvalues of 1 beside far larger ones
+        elif how != QR and reference.is_wide(cov_factor):
+            how = DUAL  # the capacitance would have eigenvalues of 1 beside far larger ones
         wanted = Terms(maha, logdet, per_output, eps, how, chosen)
         result = weighted_terms(Arguments(value, loc, cov_factor, cov_diag, mask), wanted, factorisation)
     if on_failure == "raise":

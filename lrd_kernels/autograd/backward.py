@@ -55,8 +55,8 @@ def log_prob_bwd(
     inputs: OpInputs, saved: Saved, grad: Tensor, wanted: Wanted, terms: Terms, redone: Tensor | None = None
 ) -> Gradients:
     """The backward op, or the same gradients by QR: all of them, or those of the factors `redone`."""
-    if terms.precision == _policy.QR:
-        return _by_qr(inputs, saved.failed, grad, wanted)
+    if terms.outside:
+        return _by_qr(inputs, saved.failed, grad, wanted, cholesky=terms.precision == _policy.DUAL)
     factor, diag, loc = registry.OPS[terms.backend].log_prob_bwd(*inputs, *saved, grad, *wanted)
     found = Gradients(factor, diag, loc, saved.z)
     if redone is not None:
@@ -68,8 +68,9 @@ def log_prob_bwd(
     return found
 
 
-def _by_qr(inputs: OpInputs, failed: Tensor, grad: Tensor, wanted: Wanted) -> Gradients:
-    """The gradients of the op. `failed` [B, max(N, 1)] marks results whose gradients are zero."""
+def _by_qr(inputs: OpInputs, failed: Tensor, grad: Tensor, wanted: Wanted, *, cholesky: bool = False) -> Gradients:
+    """The gradients of the op. `failed` [B, max(N, 1)] marks results whose gradients are zero. `cholesky` permits a
+    Cholesky factorisation of the covariance if there are more columns than outputs."""
     factor, diag = inputs.cov_factor, inputs.cov_diag
     (F, S, R), B = factor.shape, diag.shape[0]
     rows = rows_of(inputs)
@@ -80,7 +81,7 @@ def _by_qr(inputs: OpInputs, failed: Tensor, grad: Tensor, wanted: Wanted) -> Gr
         wanted.logdet * weights.sum(-1)[:, None],
     )  # [B, 1, N], [B, 1]
     lost_values, lost = failed[:, None, :N], failed.all(-1)[:, None]
-    inverse = Either(rows) if R > S else Inverse(rows)
+    inverse = Either(rows, cholesky=cholesky) if R > S else Inverse(rows)
     z = inverse.z.masked_fill(lost_values, 0)
     grad_factor = factor.new_empty(F, R, S).mT if is_rank_major(factor) else factor.new_empty(F, S, R)
     grad_diag, grad_loc = diag.new_empty(B, S), diag.new_empty(B, 1 if wanted.sum_loc else N, S)

@@ -40,9 +40,14 @@ class Terms(NamedTuple):
     backend: str = "cpu"
 
     @property
+    def outside(self) -> bool:
+        """Whether the factorisation takes place outside the ops."""
+        return self.precision in (_policy.QR, _policy.DUAL)
+
+    @property
     def op_precision(self) -> int:
-        """The precision argument of the ops; QR is computed outside the ops."""
-        return _policy.AUTO if self.precision == _policy.QR else self.precision
+        """The precision argument of the ops."""
+        return _policy.AUTO if self.outside else self.precision
 
 
 def op_inputs(views: BatchViews, arguments: Arguments, eps: float | None, precision: int) -> OpInputs:
@@ -70,7 +75,7 @@ def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Fo
     """The forward op, or its outputs computed by QR."""
     mask = inputs.mask
     constant = 0.0 if mask is not None else terms.per_output * inputs.cov_diag.shape[1]
-    if terms.precision == _policy.QR:
+    if terms.outside:
         found = _by_qr(inputs, terms, constant)
     else:
         op, given = registry.OPS[terms.backend].log_prob_fwd, known or (None, None)
@@ -86,7 +91,9 @@ def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Fo
 def _by_qr(inputs: OpInputs, terms: Terms, constant: float) -> Forward:
     """The outputs of the forward op; the result is in float64."""
     rows = rows_of(inputs)
-    chol_inv, summary, z, maha = Dual(rows).factorised() if rows.wide else qr.factorise(rows)
+    chol_inv, summary, z, maha = (
+        Dual(rows, cholesky=terms.precision == _policy.DUAL).factorised() if rows.wide else qr.factorise(rows)
+    )
     failed = summary[:, :1].isinf() | ~maha.isfinite()  # [B, N]
     result = torch.where(summary[:, :1].isinf(), torch.nan, terms.logdet * summary[:, 1:] + constant)
     if inputs.value is not None:
