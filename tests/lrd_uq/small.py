@@ -34,7 +34,7 @@ def few(config, folder):
     if config.startswith("celeba"):
         where = ["--data.init_args.folder", str(write_celeba(folder / "data"))]
     elif config == "flying_chairs":
-        where = ["--data.init_args.folder", str(write_chairs(folder / "data"))]
+        where = ["--data.init_args.folder", str(write_chairs(folder / "data", count=30))]
     else:
         write_nyu(folder / "data")
         where = ["--data.init_args.file", str(folder / "data" / "nyu_depth_v2_labeled.mat")]
