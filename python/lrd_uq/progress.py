@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -45,7 +46,7 @@ class Progress(L.pytorch.callbacks.ProgressBar):
         if not self.is_enabled:
             return
         self._first, self._start = trainer.global_step, time.monotonic()
-        if self.lines is None and sys.stderr.isatty():
+        if self.lines is None and has_terminal():
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -106,6 +107,14 @@ class Progress(L.pytorch.callbacks.ProgressBar):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def has_terminal() -> bool:
+    """Whether a bar can be seen: some terminals, such as those of containers, say that they have no columns."""
+    try:
+        return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except OSError:  # a terminal without a file
+        return sys.stderr.isatty()
 
 
 def training_nats(trainer: L.pytorch.Trainer, module: JointUncertainty) -> float | None:

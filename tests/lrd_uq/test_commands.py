@@ -1,6 +1,7 @@
 """The face of the command line: configs by name, errors in one line, help, and what a training prints."""
 
 import io
+import os
 import subprocess
 import sys
 import warnings
@@ -136,6 +137,16 @@ def test_lines_where_there_is_no_terminal(make_net, make_trainer, data, capsys):
     assert [line.split(",")[0] for line in lines] == [f"  small: step {n} of 20" for n in (6, 10, 16, 20)]
     assert all(" nats, validation " in line for line in lines)
     assert [line.endswith(" s left") for line in lines] == [True, True, True, False]
+
+
+def test_lines_on_a_terminal_without_columns(make_net, make_trainer, data, monkeypatch, capsys):
+    terminal = Terminal()
+    terminal.fileno = lambda: 2
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((0, 0)))
+    make_trainer(5, Progress(), enable_progress_bar=True).fit(JointUncertainty(make_net()), datamodule=data)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("step 5 of 5, training ")
+    assert " of 5 steps |" not in terminal.getvalue()
 
 
 def test_nats_of_the_bar_are_those_of_the_log(make_net, make_trainer, data, capsys):
