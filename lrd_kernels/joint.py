@@ -151,14 +151,15 @@ def joint(
         parts: whether to create the two parts as well, each with its own leading columns. Scoring does not need them.
 
     Raises:
-        ValueError: if a shape is wrong, or if cov_diags is missing.
-        TypeError: for wrong types and dtypes.
+        ValueError: if a shape is wrong, if cov_diags is missing, or if rank is negative.
+        TypeError: if rank is not an int, or for wrong types and dtypes.
 
     Examples:
         >>> joint = lrd.joint(torch.randn(16, 100), torch.randn(16, 100, 3), torch.ones(16, 100))
         >>> joint.cov_factor.shape, joint.truncate(8).cov_factor.shape
         (torch.Size([100, 64]), torch.Size([100, 8]))
     """
+    rank = None if rank is None else _validate.rank(rank)
     mean, diag, columns = columns_of(means, cov_factors, cov_diags, aleatoric)
     return _assemble(mean, diag, torch.zeros_like(diag), columns, rank, parts, validate_args)
 

@@ -33,8 +33,8 @@ def test_table_is_that_of_the_run():
     for outputs, rank, cells in rows():
         assert cells.split(" | ") == [f"{shown(ms)} ms, {mb:.0f} MB" for ms, mb in measured(outputs, rank)]
     day = RUN["machine"]["date"][:10]
-    assert (day, RUN["machine"]["cpu"], RUN["machine"]["versions"]["torch"]) == ("2026-11-16", "AMD EPYC", "2.13.0+cpu")
-    assert "Two cores of an AMD EPYC with AVX-512, torch 2.13.0+cpu, 16 November 2026" in README
+    assert (day, RUN["machine"]["cpu"], RUN["machine"]["versions"]["torch"]) == ("2026-11-19", "AMD EPYC", "2.13.0+cpu")
+    assert "Two cores of an AMD EPYC with AVX-512, torch 2.13.0+cpu, 19 November 2026" in README
 
 
 def test_headline_is_that_of_the_run():

@@ -317,3 +317,34 @@ def test_a_dropped_accumulator_is_freed_at_once():
         assert alive() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("rank", "error"), [(-1, ValueError), (2.0, TypeError)])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_wrong_ranks_are_refused(rank, error, gradients):
+    means, factors, diags = torch.zeros(3, 5), torch.ones(3, 5, 2, requires_grad=gradients), torch.ones(3, 5)
+    with pytest.raises(error, match="rank must"):
+        lrd.joint(means, factors, diags, rank=rank)
+
+
+@pytest.mark.parametrize("layout", ["row", "rank"])
+def test_gradients_of_a_truncated_joint_are_those_of_its_stacked_columns(layout):
+    """Through the samples where they lie, beside autograd through the singular value decomposition."""
+    inputs = testing.make_inputs((4, 2), 30, 3, dtype=torch.float64, layout=layout)
+    means = torch.randn(4, 2, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    leaves = [t.requires_grad_() for t in (means, inputs.cov_factor, inputs.cov_diag)]
+
+    def loss(factor, diag):
+        return (factor @ factor.mT).square().sum() + (diag + factor.square().sum(-1)).log().sum() + diag.log().sum()
+
+    joint = lrd.joint(*leaves, rank=5)
+    found = torch.autograd.grad(loss(joint.cov_factor, joint.cov_diag), leaves)
+    X, diag = lrd.joint(*leaves, parts=False).cov_factor, leaves[2].mean(0)
+    U, s, _ = torch.linalg.svd(X, full_matrices=False)
+    kept = U[..., :5] * s[..., None, :5]
+    folded = diag + X.square().sum(-1) - kept.square().sum(-1)
+    wanted = torch.autograd.grad(loss(kept, folded), leaves)
+    torch.testing.assert_close(found, wanted)
+    joint = lrd.joint(*leaves, rank=5)
+    parts = torch.autograd.grad(loss(joint.aleatoric.cov_factor, joint.aleatoric.cov_diag), leaves[1:])
+    assert all(g.isfinite().all() and g.any() for g in parts)
