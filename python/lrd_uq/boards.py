@@ -18,6 +18,7 @@ from lrd_uq.bayes.base import eval_predictor, predict_joint
 from lrd_uq.data.batch import Batch, as_batch
 from lrd_uq.data.task import Items
 from lrd_uq.extra import lightning as L
+from lrd_uq.metrics import FolderLog
 from lrd_uq.module import JointUncertainty
 from lrd_uq.nets import batch_for
 
@@ -44,7 +45,7 @@ def missing(package: Board, error: ImportError) -> ImportError:
     return ImportError(f"--log {package} needs the package {package}, pip install {package}: {error}")
 
 
-class TensorBoard(L.pytorch.loggers.logger.Logger):
+class TensorBoard(FolderLog):
     """Writes files for TensorBoard. A resumed run adds a file, and TensorBoard drops what the earlier ones say of the
     steps that are trained again.
 
@@ -53,25 +54,12 @@ class TensorBoard(L.pytorch.loggers.logger.Logger):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
+        super().__init__(folder)
         try:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
             raise missing("tensorboard", error) from error
-        self.folder = folder
         self._writer: Any = None
-
-    @property
-    def name(self) -> str:
-        return ""
-
-    @property
-    def version(self) -> str:
-        return ""
-
-    @rank_zero_only
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: config.yaml has all settings."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

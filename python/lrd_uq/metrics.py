@@ -16,17 +16,12 @@ rank_zero_only = L.pytorch.utilities.rank_zero_only
 FLUSH = 10  # rows that are written together
 
 
-class MetricsLog(L.pytorch.loggers.logger.Logger):
-    """Writes metrics.csv. The file of a resumed run is renamed before the first row.
-
-    A failed write leaves whole rows and no others, which lightning's CSVLogger does not.
-    """
+class FolderLog(L.pytorch.loggers.logger.Logger):
+    """A logger that writes into a folder, without subfolders for names and versions."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
-        self._rows: list[dict[str, float]] = []  # not yet in the file
-        self._names: list[str] | None = None  # columns of the file; None before it is begun
 
     @property
     def name(self) -> str:
@@ -43,6 +38,18 @@ class MetricsLog(L.pytorch.loggers.logger.Logger):
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Does nothing: config.yaml has all settings."""
+
+
+class MetricsLog(FolderLog):
+    """Writes metrics.csv. The file of a resumed run is renamed before the first row.
+
+    A failed write leaves whole rows and no others, which lightning's CSVLogger does not.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._rows: list[dict[str, float]] = []  # not yet in the file
+        self._names: list[str] | None = None  # columns of the file; None before it is begun
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

@@ -71,7 +71,7 @@ UQ_MAY_IMPORT = {
     "bayes.noise": set(),
     "bayes.swag": {"checks", "bayes.base", "bayes.noise", "heads", "nets"},
     "bayes.variational": {"checks", "bayes.base", "bayes.noise", "heads", "nets"},
-    "boards": {"bayes.base", "data.batch", "data.task", "extra", "module", "nets", "plots", "predict"},
+    "boards": {"bayes.base", "data.batch", "data.task", "extra", "metrics", "module", "nets", "plots", "predict"},
     "checkpoints": {"extra", "storage"},
     "cli": {
         "data.batch",
