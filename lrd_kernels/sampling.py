@@ -83,7 +83,8 @@ def _noise(
         raise ValueError(f"antithetic samples come in pairs: sample_shape must begin with an even number; got {shape}")
     drawn = (shape[0] // 2, *shape[1:]) if mirrored else shape
     for size in sizes:
-        numbers = torch.randn((*drawn, size), dtype=loc.dtype, device=loc.device, generator=generator)
+        given = {} if generator is None else {"generator": generator}  # torch.compile traces no generator, nor None
+        numbers = torch.randn((*drawn, size), dtype=loc.dtype, device=loc.device, **given)
         yield torch.cat([numbers, -numbers]) if mirrored else numbers
 
 

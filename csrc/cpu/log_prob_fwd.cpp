@@ -237,12 +237,12 @@ class Forward {
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(
     const Tensor& cov_factor, const Tensor& cov_diag, std::optional<Tensor> value, std::optional<Tensor> loc,
     std::optional<Tensor> mask, std::optional<double> eps, int64_t precision, std::optional<Tensor> known_chol_inv,
-    std::optional<Tensor> known_summary, double maha, double logdet, double constant) {
+    std::optional<Tensor> known_summary, double maha, double logdet, double per_output) {
   const bool declining = static_cast<Precision>(precision) == Precision::declining;
   const Precision chosen = declining ? Precision::automatic : static_cast<Precision>(precision);
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, chosen);
   const int64_t B = in.B, N = in.N, R = in.R, results = N > 0 ? N : 1;
-  const bool wide = in.dtype == DType::f64 || mask;  // with a mask the caller adds a constant, which may cancel
+  const bool wide = in.dtype == DType::f64 || mask;  // with a mask the caller adds what counts outputs, which may cancel
   const bool known = known_chol_inv.has_value();
   STD_TORCH_CHECK(known == known_summary.has_value(), "lrd: L^-1 and summary come together");
   Tensor result = empty({B, results}, wide ? ScalarType::Double : ScalarType::Float);
@@ -262,6 +262,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(
                         z.mutable_data_ptr<double>(), value_info.mutable_data_ptr<int32_t>());
   float* narrow = wide ? nullptr : result.mutable_data_ptr<float>();
   double* doubles = wide ? result.mutable_data_ptr<double>() : nullptr;
+  const double constant = per_output * static_cast<double>(cov_diag.size(1));
   for (int64_t at = 0; at < B * results; ++at) {
     const double number = forward.result(at / results, at % results, maha, logdet, constant);
     if (wide)

@@ -100,11 +100,11 @@ bool finish_in_one(const Gpu& gpu, const Inputs& in, const Tensor& cov_factor, P
 Five log_prob_fwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::optional<Tensor> value,
                        std::optional<Tensor> loc, std::optional<Tensor> mask, std::optional<double> eps,
                        int64_t precision, std::optional<Tensor> known_chol_inv, std::optional<Tensor> known_summary,
-                       double maha, double logdet, double constant) {
+                       double maha, double logdet, double per_output) {
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps);
   const int64_t B = in.B, N = in.N, R = in.R;
   const bool known = known_chol_inv && known_summary;
-  const bool wide_result = is_wide(cov_factor) || mask;  // with a mask the caller adds a constant, which may cancel
+  const bool wide_result = is_wide(cov_factor) || mask;  // with a mask the caller adds what counts outputs, which may cancel
   const Precision chosen = static_cast<Precision>(precision);
   const bool narrow = !is_wide(cov_factor) && chosen != Precision::float64;
   const Gpu gpu(cov_factor);
@@ -150,7 +150,7 @@ Five log_prob_fwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::op
                             args.R,
                             maha,
                             logdet,
-                            constant};
+                            per_output * static_cast<double>(cov_diag.size(1))};
   if (!known && finish_in_one(gpu, in, cov_factor, chosen, narrow, sums, args, settling))
     return {result, chol_inv, summary, z, value_info};
   if (!known) {

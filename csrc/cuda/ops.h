@@ -23,7 +23,7 @@ Six capacitance_fwd_cuda(const Tensor& gram, const Tensor& u, const Tensor& quad
 Five log_prob_fwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::optional<Tensor> value,
                        std::optional<Tensor> loc, std::optional<Tensor> mask, std::optional<double> eps,
                        int64_t precision, std::optional<Tensor> known_chol_inv, std::optional<Tensor> known_summary,
-                       double maha, double logdet, double constant);
+                       double maha, double logdet, double per_output);
 Three log_prob_bwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::optional<Tensor> value,
                         std::optional<Tensor> loc, std::optional<Tensor> mask, std::optional<double> eps,
                         int64_t precision, const Tensor& chol_inv, const Tensor& summary, const Tensor& z,

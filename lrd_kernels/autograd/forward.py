@@ -74,12 +74,12 @@ class Factorised(NamedTuple):
 def log_prob_fwd(inputs: OpInputs, known: Factorised | None, terms: Terms) -> Forward:
     """The forward op, or its outputs computed by QR."""
     mask = inputs.mask
-    constant = 0.0 if mask is not None else terms.per_output * inputs.cov_diag.shape[1]
+    per_output = terms.per_output if mask is None else 0.0
     if terms.outside:
-        found = _by_qr(inputs, terms, constant)
+        found = _by_qr(inputs, terms, per_output * inputs.cov_diag.shape[1])
     else:
         op, given = registry.OPS[terms.backend].log_prob_fwd, known or (None, None)
-        found = Forward(*op(*inputs, *given, terms.maha, terms.logdet, constant))
+        found = Forward(*op(*inputs, *given, terms.maha, terms.logdet, per_output))
         if mask is None:
             return found
     result = found.result  # in float64, since what follows may cancel

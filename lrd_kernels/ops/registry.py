@@ -125,7 +125,7 @@ def _log_prob_fwd_fake(
     summary: Tensor | None,
     maha: float,
     logdet: float,
-    constant: float,
+    per_output: float,
 ) -> tuple[Tensor, ...]:
     B, R = cov_diag.shape[0], cov_factor.shape[2]
     N = 0 if value is None else value.shape[1]

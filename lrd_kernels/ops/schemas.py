@@ -23,13 +23,13 @@ SCHEMAS = {
         " -> (Tensor chol, Tensor chol_inv, Tensor z, Tensor maha, Tensor logdet, Tensor growth)"
     ),
     # The two ops above in one. Returns the result and the tensors that its gradient needs; handles precision "auto".
-    # -> maha * M_n + logdet * log det Sigma + constant [B, max(N, 1)] (without M if there are no values), in float64
-    #    for float64 inputs and if there is a mask, and in float32 otherwise; L^-1; the summary [B, 2] of growth and
-    #    log det Sigma; z; and value_info [B, N] in int32, which is 1 if a number of the value or the covariance is not
-    #    finite. The result is then NaN, and z is 0. If L^-1 and the summary of an earlier call are given, they are not
-    #    computed again, and the corresponding outputs are empty.
+    # -> maha * M_n + logdet * log det Sigma + per_output * S [B, max(N, 1)] (without M if there are no values), in
+    #    float64 for float64 inputs and if there is a mask, and in float32 otherwise; L^-1; the summary [B, 2] of growth
+    #    and log det Sigma; z; and value_info [B, N] in int32, which is 1 if a number of the value or the covariance is
+    #    not finite. The result is then NaN, and z is 0. If L^-1 and the summary of an earlier call are given, they are
+    #    not computed again, and the corresponding outputs are empty.
     "log_prob_fwd": (
-        f"({_INPUTS}, Tensor? chol_inv, Tensor? summary, float maha, float logdet, float constant)"
+        f"({_INPUTS}, Tensor? chol_inv, Tensor? summary, float maha, float logdet, float per_output)"
         " -> (Tensor result, Tensor chol_inv, Tensor summary, Tensor z, Tensor value_info)"
     ),
     # A stack X [B, S, T R + V] of columns, read in place: the T cov_factors [B, T, S, R] times factor_scale, then the

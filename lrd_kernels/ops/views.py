@@ -41,8 +41,9 @@ class BatchViews:
         K = [d for d in range(n) if vary_gaussian[d] and not vary_factor[d]]
         N = [d for d in range(n) if not vary_gaussian[d]]
         # Sort factor dimensions by stride, so that a permuted batch can still be merged into one dimension.
-        strides = [0] * (n - len(factor_batch)) + list(cov_factor.stride()[:-2])
-        F.sort(key=lambda d: -strides[d])
+        if not torch.compiler.is_compiling():  # strides may be symbols there
+            strides = [0] * (n - len(factor_batch)) + list(cov_factor.stride()[:-2])
+            F.sort(key=lambda d: -strides[d])
         self.order = F + K + N
         self.inverse = sorted(range(n), key=self.order.__getitem__)
         self.factor_dims, self.gaussian_dims = len(F), len(F) + len(K)

@@ -138,7 +138,7 @@ def test_values(sample):
     result, *saved, value_info = OPS.log_prob_fwd(*sample, None, None, 2.0, 3.0, 5.0)
     wide = sample[0].dtype == torch.float64 or mask is not None
     assert result.dtype == (torch.float64 if wide else torch.float32)
-    wanted = (0 if value is None else 2 * maha) + 3 * logdet[:, None] + 5
+    wanted = (0 if value is None else 2 * maha) + 3 * logdet[:, None] + 5 * sample[1].shape[1]
     torch.testing.assert_close(result.double(), wanted, rtol=1e-10 if result.dtype == torch.float64 else 1e-6, atol=0)
     for actual, separate in zip(saved, (chol_inv, torch.stack([growth, logdet], -1), z), strict=True):
         torch.testing.assert_close(actual, separate, **close)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
 
 import lrd_kernels as lrd
@@ -182,3 +183,26 @@ def test_gradients_of_several_results_at_once(name):
     rows = torch.eye(result.numel(), dtype=result.dtype).reshape(-1, *result.shape)
     (found,) = torch.autograd.grad(result, leaf, rows, is_grads_batched=True)
     torch.testing.assert_close(found.reshape(wanted.shape), wanted)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y, loc, P, D: lrd.log_prob(y, loc, P, D),
+        lambda y, loc, P, D: lrd.nll_loss(loc, D, P[0], y, mask=y > 0),
+        lambda y, loc, P, D: Normal(loc, P, D).expand((2, 3)).entropy(),
+        lambda y, loc, P, D: Normal(loc, P, D).rsample((2,)),
+    ],
+)
+def test_one_graph_serves_any_size(function):
+    """More sizes than torch.compile would make graphs for."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=counter)
+    for S in (10, 31, 64, 77, 80, 99, 120, 121, 122, 123, 124):
+        inputs = draw([(3,)] * 4, S, 4)
+        torch.manual_seed(0)
+        found = compiled(*inputs)
+        torch.manual_seed(0)
+        torch.testing.assert_close(found, function(*inputs))
+    assert counter.frame_count <= 2

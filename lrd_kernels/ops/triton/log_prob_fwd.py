@@ -31,7 +31,7 @@ def log_prob_fwd(
     summary: Tensor | None,
     maha: float,
     logdet: float,
-    constant: float,
+    per_output: float,
 ) -> tuple[Tensor, ...]:
     inputs = (cov_factor, cov_diag, value, loc, mask, eps)
     compute = configs.compute_type(cov_factor.dtype, precision)
@@ -60,7 +60,7 @@ def log_prob_fwd(
     dtype = torch.float32 if mask is None and cov_factor.dtype != torch.float64 else torch.float64
     bad = growth.isinf()[:, None]
     failed = bad | ~M.isfinite()  # [B, N]
-    base = (logdet * log_det + constant)[:, None].masked_fill(bad, math.nan)
+    base = (logdet * log_det + per_output * cov_diag.shape[1])[:, None].masked_fill(bad, math.nan)
     result = base if M.shape[1] == 0 else torch.where(failed, math.nan, base + maha * M.clamp(min=0))
     return result.to(dtype), *made, z.masked_fill(failed[..., None], 0), failed.to(torch.int32)
 
