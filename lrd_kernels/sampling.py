@@ -83,8 +83,10 @@ def _noise(
         raise ValueError(f"antithetic samples come in pairs: sample_shape must begin with an even number; got {shape}")
     drawn = (shape[0] // 2, *shape[1:]) if mirrored else shape
     for size in sizes:
-        given = {} if generator is None else {"generator": generator}  # torch.compile traces no generator, nor None
-        numbers = torch.randn((*drawn, size), dtype=loc.dtype, device=loc.device, **given)
+        if generator is None:  # torch.compile does not trace the argument, not even if it is None
+            numbers = torch.randn((*drawn, size), dtype=loc.dtype, device=loc.device)
+        else:
+            numbers = torch.randn((*drawn, size), dtype=loc.dtype, device=loc.device, generator=generator)
         yield torch.cat([numbers, -numbers]) if mirrored else numbers
 
 
