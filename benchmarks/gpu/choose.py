@@ -32,6 +32,23 @@ PROJECT = {
     64: [(64, 64, 8, 1, 0), (32, 64, 8, 1, 0), (32, 64, 16, 1, 0), (16, 64, 8, 1, 0), (16, 64, 4, 1, 0)],
     128: [(32, 128, 8, 1, 0), (16, 128, 8, 1, 0), (16, 128, 16, 1, 0)],
 }
+# Of the kernels in float32 for one value. BLOCK_S of kernels by rows is the threads of a program, of "finish" the
+# slots that are added at a time; BLOCK_R of "again" is the rows of its products in float64.
+FAST = {
+    "row_sums": {16: [(128, 16, 4, 1, 512)]},
+    "tile_sums": {
+        32: [(32, 32, 4, 1, 512), (16, 32, 4, 1, 512)],
+        64: [(32, 64, 8, 1, 512), (16, 64, 8, 1, 512)],
+    },
+    "finish": {16: [(16, 16, 4, 1, 0)], 64: [(16, 64, 8, 1, 0)]},
+    "row_grads": {16: [(128, 16, 4, 1, 1024)]},
+    "tile_grads": {32: [(64, 32, 4, 1, 0), (32, 32, 4, 1, 0)]},
+}
+AGAIN = {
+    16: [(32, 32, 8, 1, 256), (32, 16, 4, 1, 256), (16, 16, 8, 1, 256)],
+    32: [(32, 16, 8, 1, 256), (32, 16, 4, 1, 256), (16, 16, 8, 1, 256)],
+    64: [(32, 16, 8, 1, 256), (16, 16, 8, 1, 256), (16, 16, 16, 1, 256)],
+}
 # BLOCK_S, and (BLOCK_R, warps). A rank has the same BLOCK_S in float32 and float64, because a block for which float32
 # is not accurate enough is computed again in float64.
 BACKWARD_ROWS = {16: [128, 64, 32, 16], 32: [64, 32, 16], 64: [32, 16]}
@@ -42,6 +59,13 @@ COMPUTES = ("float32", "float64")
 LAYOUTS = ("row", "rank")
 # In Triton's interpreter every program runs in Python, so there are few, large ones.
 INTERPRETER = {16: (512, 16, 4, 1, 2), 64: (256, 64, 4, 1, 2)}
+INTERPRETER_FAST = {
+    "row_sums": {16: (512, 16, 4, 1, 2)},
+    "tile_sums": {64: (128, 64, 4, 1, 2)},
+    "finish": {64: (16, 64, 4, 1, 0)},
+    "row_grads": {16: (512, 16, 4, 1, 2)},
+    "tile_grads": {32: (256, 32, 4, 1, 2)},
+}
 
 Architecture = int | str
 Cost = Callable[[str, str, int], float]  # op, compute type, rank -> cost of the current entry of the table
@@ -153,6 +177,7 @@ def choose(architecture: Architecture, cost: Cost = by_order) -> dict[tuple[str,
     singles = [
         (op, compute, ranks) for op, ranks in (("gram", GRAM), ("project_fold", PROJECT)) for compute in COMPUTES
     ]
+    singles += [(op, "float32", ranks) for op, ranks in FAST.items()] + [("again", "float64", AGAIN)]
     if architecture in TENSOR_CORES:
         ranks = [rank for rank in GRAM if rank > configs.TENSOR_CORES_ABOVE]
         backward = {r: [(s, *tile, 1, 0) for s in BACKWARD_ROWS[r] for tile in BACKWARD_TILES[r]] for r in ranks}
@@ -228,6 +253,8 @@ def main(argv: list[str] | None = None, cost: Cost = by_time) -> None:
         choices = {
             (op, "interpreter", c): INTERPRETER for op in ("gram", "log_prob_bwd", "project_fold") for c in COMPUTES
         }
+        choices["again", "interpreter", "float64"] = {64: (256, 256, 4, 1, 2)}
+        choices |= {(op, "interpreter", "float32"): INTERPRETER_FAST[op] for op in FAST}
     for architecture in architectures:
         for (op, compute), ranks in choose(architecture, cost).items():
             choices[op, compiled.name_of(architecture), compute] = ranks

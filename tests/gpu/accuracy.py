@@ -31,8 +31,8 @@ def errors(ops, inputs: testing.Inputs, precision: str) -> tuple[float, float]:
     value, loc, factor, diag = inputs
     arguments = (factor[None], diag[None], value[None, None], loc[None, None], None, None)
     index = OP_PRECISIONS[precision]
-    constant = -0.5 * len(diag) * float(np.log(2 * np.pi))
-    result, *state = ops["log_prob_fwd"](*arguments, index, None, None, -0.5, -0.5, constant)
+    per_output = -0.5 * float(np.log(2 * np.pi))
+    result, *state = ops["log_prob_fwd"](*arguments, index, None, None, -0.5, -0.5, per_output)
     needs = (True, True, True, False)
     grads = ops["log_prob_bwd"](*arguments, index, *state, torch.ones_like(result), -0.5, -0.5, *needs)
     log_p, _, of_loc, of_factor, of_diag = map(_tensor, testing.extended_log_prob(inputs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,12 +120,16 @@ def wavefronts(R: int, layout: str, part: str) -> dict[str, float]:
     """Kind and bytes of an access -> the wavefronts that it takes on average in a kernel, counted in the emulator."""
     inputs = testing.make_inputs((1,), ROWS, R, dtype=torch.float32, layout=layout)
     arguments = (inputs.cov_factor, inputs.cov_diag, inputs.value[:, None], inputs.loc[:, None], None, None)
-    passes, requests = Counter(), Counter()
     with emulated_gpu(race=False, stats=True) as gpu:
         result, *state = torch.ops.lrd_cuda.log_prob_fwd(*arguments, 0, None, None, -0.5, -0.5, 0.0)
         ones = torch.ones_like(result)
         torch.ops.lrd_cuda.log_prob_bwd(*arguments, 0, *state, ones, -0.5, -0.5, True, True, True, False)
-    for launch in gpu.of(part):
+    return average_wavefronts(gpu.of(part))
+
+
+def average_wavefronts(launches: Iterable) -> dict[str, float]:
+    passes, requests = Counter(), Counter()
+    for launch in launches:
         for _, text, traffic in launch.result.stats.instructions:
             space = "shared" if "shared" in text else "global"
             kind = _KINDS.get((space, "store" if text.startswith("st") else "load"))
@@ -147,11 +152,18 @@ def ratios(R: int, layout: str, architecture: int, which: str) -> dict[str, floa
     kernels = [kernel for make in passes if (kernel := make(R, layout, architecture))]
     counts: Counter[str] = Counter()
     for kernel in kernels:
-        own = kernel.per_row(architecture)
-        average = wavefronts(R, layout, kernel.part)
-        own["wavefronts"] = own["SHFL 4"]
-        for key in [key for key in own if key[:3] in ("LDS", "STS", "LDG", "STG")]:
-            own["wavefronts"] += own[key] * average.get(key, max(int(key.split()[1]) / 4, 1))
-        counts += own
-    dram = card.dram(row_bytes(R, which == "backward"))
+        counts += with_wavefronts(kernel.per_row(architecture), wavefronts(R, layout, kernel.part))
+    return over_dram(card, counts, R, which == "backward")
+
+
+def with_wavefronts(counts: Counter[str], average: dict[str, float]) -> Counter[str]:
+    """Adds the wavefronts that the accesses take, `average` for each kind and width."""
+    counts["wavefronts"] = counts["SHFL 4"]
+    for key in [key for key in counts if key[:3] in ("LDS", "STS", "LDG", "STG")]:
+        counts["wavefronts"] += counts[key] * average.get(key, max(int(key.split()[1]) / 4, 1))
+    return counts
+
+
+def over_dram(card: sass.Card, counts: Counter[str], R: int, backward_pass: bool) -> dict[str, float]:
+    dram = card.dram(row_bytes(R, backward_pass))
     return {pipe: clocks / dram for pipe, clocks in card.clocks(counts).items()}

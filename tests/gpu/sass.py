@@ -147,6 +147,17 @@ def find_loops(instructions: Sequence[Instruction], labels: dict[str, int]) -> l
     return sorted(found.items(), key=lambda loop: (loop[0], -loop[1]))
 
 
+def count_outside(text: str) -> Counter[str]:
+    """The same of what a kernel does outside of its loops."""
+    instructions, labels = parse(text)
+    loops = find_loops(instructions, labels)
+    counts: Counter[str] = Counter()
+    for i in instructions:
+        if not any(first <= i.address <= last for first, last in loops) and not i.name.startswith("NOP"):
+            _add(counts, i, 1.0)
+    return counts
+
+
 def count(text: str, turns: Sequence[float]) -> Counter[str]:
     """Pipe -> instructions of a thread, and kind and bytes of an access -> how many, in one turn of the main loop, the
     largest of a kernel. `turns` are those of the loops inside it, for one turn of the loop around each, in the order of
@@ -164,9 +175,13 @@ def count(text: str, turns: Sequence[float]) -> Counter[str]:
             weight = 1.0
             for (first, last), times in zip(inner, turns, strict=True):
                 weight *= times if first <= i.address <= last else 1.0
-            counts["issue"] += weight
-            if pipe := pipe_of(i.name):
-                counts[pipe] += weight
-            if pipe == "memory":
-                counts[f"{i.name.split('.')[0]} {bytes_of(i.name)}"] += weight
+            _add(counts, i, weight)
     return counts
+
+
+def _add(counts: Counter[str], i: Instruction, weight: float) -> None:
+    counts["issue"] += weight
+    if pipe := pipe_of(i.name):
+        counts[pipe] += weight
+    if pipe == "memory":
+        counts[f"{i.name.split('.')[0]} {bytes_of(i.name)}"] += weight

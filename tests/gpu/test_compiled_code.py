@@ -1,13 +1,17 @@
 """The ops from the PTX that Triton emits, run on the CPU: numbers beside the reference in float64, bounds, races."""
 
+import importlib
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from compiled import compiling
 from expected import ROUNDING, SLOW_STACKS, STACKS, StackCase, wanted
 from ptxemu import KernelFault
 from ptxemu.triton_driver import emulated_gpu
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrd_kernels import testing
 from lrd_kernels.ops import triton
@@ -32,6 +36,18 @@ SLOW = [
     (300, 16, 2, 0, torch.bfloat16, "rank", False),
     (70, 64, 1, 1, torch.float64, "row", False),
 ]
+
+
+class Torch(TorchDispatchMode):
+    """Records the names of the operators of torch that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +126,7 @@ def test_joint_gram_and_projection_of_other_types(capability, case):
 
 def test_items_that_float32_does_not_serve_are_done_again():
     """Near-duplicate columns: the certificate fails, and both launches in float64 do the work."""
-    factor, diag, value, loc, _, _ = arguments(90, 4, 2, 1, torch.float32, "row", False)
+    factor, diag, value, loc, _, _ = arguments(90, 9, 2, 1, torch.float32, "row", False)
     value[0] = loc[0]  # so that nothing cancels there
     factor[1, :, 1] = factor[1, :, 0] * (1 + 1e-4)
     diag[1] *= 1e-3
@@ -118,41 +134,51 @@ def test_items_that_float32_does_not_serve_are_done_again():
     with emulated_gpu(80, race=True, stats=True) as gpu:
         result, *state = OPS["log_prob_fwd"](*inputs, 0, None, None, -0.5, -0.5, 0.0)
         grads = OPS["log_prob_bwd"](*inputs, 0, *state, torch.ones_like(result), -0.5, -0.5, *NEEDS)
-    again = [x for x in gpu.launches if x.name == "_gram_fwd_kernel"][1]
-    assert again.buffer("factor").bytes_read == factor[1].nbytes  # that item alone
+    assert gpu.last("_again_kernel").buffer("factor").bytes_read == factor[1].nbytes  # that item alone
     exact = wanted(*inputs)
     assert relative_error(result.double(), exact[0].reshape(result.shape)) <= 2e-7
     for grad, right in zip(grads, exact[1:], strict=True):
         assert relative_error(grad.double(), right) <= 1e-5
 
 
-def test_values_far_along_the_factor_take_a_pass_over_residuals():
-    """M cancels, the capacitance is fine: float32 launches alone read P, and only of that item a second time."""
-    factor, diag, value, loc, _, _ = arguments(90, 4, 2, 2, torch.float32, "rank", False)
+@pytest.mark.parametrize(("S", "R"), [(90, 12), pytest.param(260, 40, marks=pytest.mark.slow)])
+def test_values_far_along_the_factor_take_a_pass_over_residuals(S, R):
+    """M cancels, the capacitance is fine: of that item alone P is read a second time, and once."""
+    factor, diag, value, loc, _, _ = arguments(S, R, 2, 1, torch.float32, "rank", False)
     value, loc = value.clone(), loc.clone()
     value[0] = loc[0]
-    value[1] = loc[1] + 1e4 * factor[1].sum(-1) + torch.linspace(-1, 1, 90)
+    value[1] = loc[1] + 1e4 * factor[1].sum(-1) + torch.linspace(-1, 1, S)
     inputs = (factor, diag, value, loc, None, None)
     with emulated_gpu(80, race=True, stats=True) as gpu:
         result, *state = OPS["log_prob_fwd"](*inputs, 0, None, None, -0.5, -0.5, 0.0)
         grads = OPS["log_prob_bwd"](*inputs, 0, *state, torch.ones_like(result), -0.5, -0.5, *NEEDS)
-    _, wide, *residual = [x for x in gpu.launches if x.name == "_gram_fwd_kernel"]
-    assert wide.buffer("factor").bytes_read == 0
-    assert [x.buffer("factor").bytes_read for x in residual] == [factor[1].nbytes] * 2  # once for each value
+    again = gpu.last("_again_kernel")
+    assert again.buffer("factor").bytes_read == factor[1].nbytes
+    assert again.buffer("chol_inv").bytes_written == 0  # which float64 sums would have made again
     exact = wanted(*inputs)
     assert relative_error(result.double(), exact[0].reshape(result.shape)) <= 2e-7
     for grad, right in zip(grads, exact[1:], strict=True):
         assert relative_error(grad.double(), right) <= 1e-5
 
 
+@pytest.mark.parametrize(("precision", "launches"), [(0, (3, 2)), (1, (2, 1)), (2, (3, 2))])
+def test_launches(precision, launches):
+    """No kernel of torch runs in between: what makes tensors leaves them empty."""
+    inputs = arguments(40, 5, 2, 1, torch.float32, "row", True)
+    with compiling(80) as found, Torch() as torch_ops:
+        result, *state = OPS["log_prob_fwd"](*inputs, precision, None, None, -0.5, -0.5, 0.0)
+        forward = len(found)
+        grad = torch.empty_like(result)
+        OPS["log_prob_bwd"](*inputs, precision, *state, grad, -0.5, -0.5, *NEEDS)
+    assert (forward, len(found) - forward) == launches, [k.metadata.name for k in found]
+    assert torch_ops.names <= {"empty", "new_empty", "empty_like", "view", "slice", "transpose", "detach"}
+
+
 MUTATIONS = {
-    "a mask left out": ("gram", "projected, mask=left < R)", "projected)"),
-    "rows one too far": ("gram", "mask_s, rows < end,", "mask_s, rows < end + 1,"),
-    "an offset off by one": (
-        "log_prob_bwd",
-        "offsets = rows[:, None] * out_s",
-        "offsets = (rows[:, None] + 1) * out_s",
-    ),
+    "a mask left out": ("rows", "present & (k < R)", "present"),
+    "rows one too far": ("row_sums", "rows, rows < end,", "rows, rows < end + 1,"),
+    "an offset off by one": ("row_grads", "grad_factor + b * out_b, rows,", "grad_factor + b * out_b, rows + 1,"),
+    "a fence left out": ("algebra", 'sem="acq_rel"', 'sem="relaxed"'),
 }
 
 
@@ -162,22 +188,19 @@ def test_broken_kernels_are_caught(name, tmp_path, monkeypatch):
     module, right, wrong = MUTATIONS[name]
     source = (Path(triton.__file__).parent / f"{module}.py").read_text()
     assert source.count(right) == 1
-    broken = load(tmp_path / f"broken_{module}.py", source.replace(right, wrong))
-    if module == "gram":
-        monkeypatch.setattr(
-            sys.modules["lrd_kernels.ops.triton.log_prob_fwd"], "launch_gram_fwd", broken.launch_gram_fwd
-        )
-    else:
-        monkeypatch.setitem(OPS, module, broken.log_prob_bwd)
-    with pytest.raises((KernelFault, AssertionError)):
-        check(80, (130, 7, 1, 1, torch.float32, "row", False))
-
-
-def load(path, source):
-    import importlib.util
-
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    folder = tmp_path / "broken_kernels"
+    shutil.copytree(Path(triton.__file__).parent, folder)
+    (folder / f"{module}.py").write_text(source.replace(right, wrong))
+    for path in folder.glob("*.py"):  # which import one another
+        path.write_text(path.read_text().replace("lrd_kernels.ops.triton", folder.name))
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = importlib.import_module(folder.name)
+    monkeypatch.setattr(f"{folder.name}.configs.architecture", lambda device: "sm_80")
+    for op in ("log_prob_fwd", "log_prob_bwd"):
+        monkeypatch.setitem(OPS, op, broken.OPS[op])
+    try:
+        with pytest.raises((KernelFault, AssertionError)):
+            check(80, (130, 12, 2, 1, torch.float32, "row", False))
+    finally:
+        for loaded in [m for m in sys.modules if m.split(".")[0] == folder.name]:
+            del sys.modules[loaded]

@@ -39,7 +39,11 @@ def launches(arguments: tuple, capability: int = 80) -> tuple[Any, Any]:
         result, *state = triton.OPS["log_prob_fwd"](*arguments, 2, None, None, -0.5, -0.5, 0.0)
         ones = torch.ones_like(result)
         triton.OPS["log_prob_bwd"](*arguments, 2, *state, ones, -0.5, -0.5, True, True, True, False)
-    return gpu.last("_gram_fwd_kernel"), gpu.last("_log_prob_bwd_kernel")
+    R = arguments[0].shape[-1]
+    sums = "row_sums" if R <= 16 else "tile_sums" if R <= 64 else "gram_fwd"
+    return gpu.last(f"_{sums}_kernel"), gpu.last(
+        f"_{'row_grads' if R <= 16 else 'tile_grads' if R <= 32 else 'log_prob_bwd'}_kernel"
+    )
 
 
 def count(S: int, R: int, layout: str, dtype: torch.dtype = torch.float32, capability: int = 80) -> Traffic:

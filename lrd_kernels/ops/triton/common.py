@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import torch
 import triton
 import triton.language as tl
@@ -95,6 +97,12 @@ def find_present(mask, rows, stride, inside, HAS_MASK: tl.constexpr):
     else:
         present = inside
     return present
+
+
+def as_pair(x: float) -> tuple[float, float]:
+    """A number as a sum of two float32 numbers."""
+    hi = struct.unpack("f", struct.pack("f", x))[0]
+    return hi, x - hi
 
 
 MOST_PROGRAMS = 2**31 - 1  # of one launch

@@ -65,6 +65,14 @@ def architecture(device: torch.device) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+FAST_FLOAT64 = ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx942", "interpreter")
+
+
+def has_fast_float64(device: torch.device) -> bool:
+    """Whether float64 is fast enough to sum in it what only memory should limit."""
+    return architecture(device) in FAST_FLOAT64
+
+
 def find(op: str, arch: str, R: int, compute: str, layout: str) -> Config:
     """The entry of the architecture, or of "any", for the smallest rank not below R, or else the largest rank."""
     if compute == "tf32x3" and (R <= TENSOR_CORES_ABOVE or (op, arch, compute, layout) not in TABLE):

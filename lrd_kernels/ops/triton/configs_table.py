@@ -7,6 +7,10 @@ the architectures that have no entry. Written by `python -m benchmarks.gpu.choos
 TIMED: list[str] = []  # architectures whose entries were timed on a GPU; the others compile without spills
 
 CHOICES = {
+    ("again", "any", "float64"): {16: (32, 32, 8, 1, 256), 32: (32, 16, 8, 1, 256), 64: (32, 16, 8, 1, 256)},
+    ("again", "interpreter", "float64"): {64: (256, 256, 4, 1, 2)},
+    ("finish", "any", "float32"): {16: (16, 16, 4, 1, 0), 64: (16, 64, 8, 1, 0)},
+    ("finish", "interpreter", "float32"): {64: (16, 64, 4, 1, 0)},
     ("gram", "any", "float32"): {16: (128, 16, 4, 2, 1024), 32: (64, 32, 8, 2, 512), 64: (16, 64, 8, 1, 256)},
     ("gram", "any", "float64"): {16: (128, 16, 4, 2, 1024), 32: (32, 32, 4, 1, 512), 64: (32, 64, 8, 2, 256)},
     ("gram", "gfx90a", "float32"): {16: (128, 16, 4, 2, 1024), 32: (64, 32, 8, 2, 512), 64: (32, 64, 8, 2, 256)},
@@ -61,6 +65,14 @@ CHOICES = {
     ("project_fold", "any", "float64"): {16: (64, 16, 4, 1, 0), 64: (64, 64, 8, 1, 0), 128: (32, 128, 8, 1, 0)},
     ("project_fold", "interpreter", "float32"): {16: (512, 16, 4, 1, 2), 64: (256, 64, 4, 1, 2)},
     ("project_fold", "interpreter", "float64"): {16: (512, 16, 4, 1, 2), 64: (256, 64, 4, 1, 2)},
+    ("row_grads", "any", "float32"): {16: (128, 16, 4, 1, 1024)},
+    ("row_grads", "interpreter", "float32"): {16: (512, 16, 4, 1, 2)},
+    ("row_sums", "any", "float32"): {16: (128, 16, 4, 1, 512)},
+    ("row_sums", "interpreter", "float32"): {16: (512, 16, 4, 1, 2)},
+    ("tile_grads", "any", "float32"): {32: (64, 32, 4, 1, 0)},
+    ("tile_grads", "interpreter", "float32"): {32: (256, 32, 4, 1, 2)},
+    ("tile_sums", "any", "float32"): {32: (32, 32, 4, 1, 512), 64: (32, 64, 8, 1, 512)},
+    ("tile_sums", "interpreter", "float32"): {64: (128, 64, 4, 1, 2)},
 }
 
 TABLE = {(*key, layout): ranks for key, ranks in CHOICES.items() for layout in ("row", "rank")}

@@ -7,6 +7,8 @@ with a row of high leverage h, where 1 - h cancels, and items without that certi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -24,10 +26,14 @@ from lrd_kernels.ops.triton.common import (
     square,
     times,
 )
+from lrd_kernels.ops.triton.row_grads import _row_grads_kernel
+from lrd_kernels.ops.triton.rows import GRADS_RANK, ROW_RANK, ends, is_unit, is_vector, narrow_diag, width
+from lrd_kernels.ops.triton.tile_grads import _tile_grads_kernel
 from lrd_kernels.ops.views import is_rank_major
 
 FLOAT32_GROWTH = tl.constexpr(_policy.FLOAT32_GROWTH)
 HIGH_LEVERAGE = tl.constexpr(_policy.HIGH_LEVERAGE)  # at most 10 R rows exceed it
+ROW_TURNS = 16  # blocks of rows that a program of small ranks does at most
 
 
 @triton.jit(do_not_specialize=["once"])
@@ -51,6 +57,8 @@ def _log_prob_bwd_kernel(
     N,
     per_factor,
     blocks,
+    flagged_blocks,
+    per_flag,
     factor_b,
     factor_s,
     factor_r,
@@ -91,8 +99,9 @@ def _log_prob_bwd_kernel(
     CERTIFIED: tl.constexpr,
     AGAIN: tl.constexpr,
 ):
-    """Program (block of rows, tile of columns, f). CERTIFIED programs of the first tile set `again` [F, blocks]
-    where float32 is not accurate enough; AGAIN programs only run where it is set."""
+    """Program (block of rows, tile of columns, f). CERTIFIED programs of the first tile set `again`
+    [F, flagged_blocks], of `per_flag` blocks each, where float32 is not accurate enough; AGAIN programs only run where
+    it is set."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % blocks
     tile = pid // blocks % TILES
@@ -100,7 +109,7 @@ def _log_prob_bwd_kernel(
     rows = block * BLOCK_S + tl.arange(0, BLOCK_S).to(tl.int64)
     first = f * per_factor
     if AGAIN:  # skip blocks for which the first launch was accurate enough
-        wanted = tl.load(again + f * blocks + block)
+        wanted = tl.load(again + f * flagged_blocks + block // per_flag)
         per_factor *= wanted
         inside = rows < S * wanted
     else:
@@ -222,11 +231,16 @@ def log_prob_bwd(
     need_logdet = logdet != 0.0 and (need_factor or need_diag)
 
     first = configs.compute_type(cov_factor.dtype, precision)
+    columns = width(R)
+    fast = 1 <= R <= GRADS_RANK and N <= 1 and B == F > 0 and first != "float64" and not (need_loc and N == 0)
+    block_s = configs.choose("log_prob_bwd", cov_factor, R, first).block_s  # the same in both launches
+    if fast:  # of the second launch, whose blocks divide those of the first
+        block_s = min(block_s, 64 if columns <= ROW_RANK else 32)
+    blocks = triton.cdiv(S, block_s)
 
-    def launch(compute: str, again: Tensor | None) -> Tensor | None:
+    def launch(compute: str, again: Tensor | None, per_flag: int = 1) -> Tensor | None:
         config = configs.choose("log_prob_bwd", cov_factor, R, compute)
-        block_s = configs.choose("log_prob_bwd", cov_factor, R, first).block_s  # the same in both launches
-        blocks, tiles = triton.cdiv(S, block_s), max(triton.cdiv(R, config.block_r), 1)
+        tiles = max(triton.cdiv(R, config.block_r), 1)
         programs = F * tiles * blocks
         certified = compute == "float32" and need_logdet  # "auto"
         flags = torch.empty(F * blocks, dtype=torch.int32, device=cov_factor.device) if certified else again
@@ -241,7 +255,7 @@ def log_prob_bwd(
             *(chol_inv, summary, z, value_info, grad),
             common.pointer(flags, cov_diag),
             *(grad_factor, grad_diag, grad_loc),
-            *(S, R, N, B // max(F, 1), blocks),
+            *(S, R, N, B // max(F, 1), blocks, triton.cdiv(blocks, per_flag), per_flag),
             *cov_factor.stride(),
             *cov_diag.stride(),
             *common.strides(value, 3),
@@ -272,7 +286,69 @@ def log_prob_bwd(
         )
         return flags if certified else None
 
-    flags = launch(first, None)
-    if flags is not None:
-        launch("float64", flags)
+    def launch_fast() -> tuple[Tensor, int]:
+        """The first launch in float32: its flags, and the blocks of the second launch that each stands for."""
+        by_rows = columns <= ROW_RANK
+        config = configs.choose("row_grads" if by_rows else "tile_grads", cov_factor, columns, first)
+        turns = min(max(triton.cdiv(B * S, config.programs * config.block_s), 1), ROW_TURNS) if by_rows else 1
+        rows = turns * config.block_s
+        runs = triton.cdiv(S, rows)
+        flags = torch.empty(B * runs, dtype=torch.int32, device=cov_factor.device)
+        rank_major = is_rank_major(cov_factor)
+        vector = not rank_major and is_vector(cov_factor, columns)
+        tensors = (cov_factor, cov_diag, *(common.pointer(t, cov_diag) for t in (value, loc, mask)))
+        outputs = (grad_factor, grad_diag, grad_loc)
+        numbers = (
+            *cov_factor.stride(),
+            *cov_diag.stride(),
+            *(ends(value) if N else (0, 0)),
+            *(ends(loc) if N else (0, 0)),
+            *common.strides(mask, 2),
+            grad.stride(0),
+            *(grad_factor.stride() if need_factor else (0, 0, 0)),
+            *narrow_diag(eps, cov_factor.dtype),
+            *(maha, logdet),
+        )
+        options: dict[str, Any] = {
+            "WIDTH": columns,
+            "VECTOR": vector and (not need_factor or is_vector(grad_factor, columns)),
+            "RANK_MAJOR": rank_major,
+            "UNIT": is_unit(cov_diag, value, loc, mask),
+            "NEED_FACTOR": need_factor,
+            "NEED_DIAG": need_diag,
+            "NEED_LOC": need_loc,
+            "NEED_LOGDET": need_logdet,
+            "CERTIFIED": precision != _policy.FLOAT32,
+            "HAS_VALUE": N > 0,
+            "HAS_LOC": N > 0 and loc is not None,
+            "HAS_MASK": mask is not None,
+            "EXP": eps is not None,
+            "num_warps": config.num_warps,
+            "enable_fp_fusion": False,
+        }
+        if by_rows:
+            scratch = cov_factor.new_empty(B * runs * columns * columns if columns > 8 else 0, dtype=torch.float32)
+            _row_grads_kernel[common.grid(B * runs)](
+                *(*tensors, chol_inv, summary, z, value_info, grad, flags, scratch, *outputs, S, R, runs, rows),
+                *numbers,
+                ROWS=config.block_s,
+                **options,
+            )
+        else:
+            _tile_grads_kernel[common.grid(B * runs)](
+                *(*tensors, chol_inv, summary, z, value_info, grad, flags, *outputs, S, R, runs),
+                *numbers,
+                PRECISION=config.input_precision,
+                BLOCK_S=config.block_s,
+                ROW_MAJOR=cov_factor.stride(2) == 1,
+                **options,
+            )
+        return flags, rows // block_s
+
+    if fast and S > 0:
+        launch("float64", *launch_fast())
+    else:
+        flags = launch(first, None)
+        if flags is not None:
+            launch("float64", flags)
     return grad_factor, grad_diag, grad_loc

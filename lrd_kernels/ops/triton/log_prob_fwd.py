@@ -17,6 +17,7 @@ from lrd_kernels._policy import FLOAT32, FLOAT32_GROWTH, FLOAT32_SUM_ERROR, LOG_
 from lrd_kernels.ops.triton import configs
 from lrd_kernels.ops.triton.capacitance import capacitance_fwd
 from lrd_kernels.ops.triton.gram import launch_gram_fwd, one_tile
+from lrd_kernels.ops.triton.launches import launch_log_prob_fwd, serves
 
 
 def log_prob_fwd(
@@ -34,6 +35,8 @@ def log_prob_fwd(
     per_output: float,
 ) -> tuple[Tensor, ...]:
     inputs = (cov_factor, cov_diag, value, loc, mask, eps)
+    if chol_inv is None and serves(cov_factor, cov_diag, value):
+        return launch_log_prob_fwd(*inputs, precision, maha, logdet, per_output)
     compute = configs.compute_type(cov_factor.dtype, precision)
     if chol_inv is not None and summary is not None:
         compute = compute if precision == FLOAT32 else "float64"

@@ -94,6 +94,8 @@ def atomic(op: Operation) -> str:
     targets = split_vector(op.operands[0]) if returns else [None] * len(values)
     size = byte_width(op.type)
     code = op.access(space, address, size * len(values), "atomic")
+    if op.one_of("release", "acq_rel") and op.one_of("gpu", "sys"):  # what the block has done comes before
+        code = f"w.cta->fences++; {code}"
     if op.type in ("f16x2", "bf16x2"):
         if how != "add":
             raise op.unsupported()
