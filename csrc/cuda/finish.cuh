@@ -83,6 +83,7 @@ __device__ __forceinline__ void sum_residuals(const GramArgs& p, const double* z
       else
         rest = own;
       rest = add_lanes<kLanes>(rest);
+      rest = two_sum(rest.hi, rest.lo);  // which have cancelled: lo is small again
       const Pair weighted = product(w, rest);
       if (place == 0) add_to(quads, product(weighted, rest));
 #pragma unroll

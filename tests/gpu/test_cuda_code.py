@@ -266,6 +266,17 @@ def test_values_far_along_the_factor(R):
         assert relative_error(result.double(), right) <= 1e-5
 
 
+@pytest.mark.parametrize("ratio", [32, 2], ids=["pairs", "float64"])
+def test_gradients_where_the_values_of_tiny_variance_lie_along_the_factor(ratio):
+    """The residuals are a millionth of the values, so that z must be right to more than float32's digits."""
+    inputs = testing.hard_inputs("diagonal", 1e6, 300, 16)
+    value, loc, factor, diag = (t[None] for t in inputs)
+    results, _ = run((factor, diag, value[:, None], loc[:, None], None, None), race=False, float64_ratio=ratio)
+    exact = wanted(factor, diag, value[:, None], loc[:, None], None, None)
+    for result, right in zip(results[1:], exact[1:], strict=True):
+        assert relative_error(result.double(), right) <= 1e-6
+
+
 @pytest.mark.parametrize("R", [8, 16, 33])
 @pytest.mark.parametrize("scale", [1e-30, 1e30], ids=str)
 @pytest.mark.parametrize("precision", [0, 2], ids=["auto", "float32"])
