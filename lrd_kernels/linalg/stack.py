@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from lrd_kernels import reference
 from lrd_kernels._policy import FLOAT32_SQUARES, OP_PRECISIONS
@@ -20,11 +21,37 @@ BACKWARD_OPS = ("cpu",)  # backends that have the gradients of a projection as o
 
 
 def mean_of(tensors: Tensor) -> Tensor:
-    """The mean over the first dimension, in float64, without a copy of all in float64."""
+    """The mean over the first dimension, in float64, without a copy of all in float64, nor of its gradient."""
+    plainly = torch.compiler.is_compiling() or dispatch.transforms_active()
+    return _mean(tensors) if plainly else _Mean.apply(tensors)
+
+
+def _mean(tensors: Tensor) -> Tensor:
     total = torch.zeros(tensors.shape[1:], dtype=torch.float64, device=tensors.device)
     for tensor in tensors:
         total = total + tensor
     return total / tensors.shape[0]
+
+
+class _Mean(Function):
+    """The same for plain eager calls, whose gradient takes no memory."""
+
+    @staticmethod
+    def forward(tensors: Tensor) -> Tensor:
+        return _mean(tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.like = inputs[0].dtype, inputs[0].shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        dtype, count = ctx.like
+        return (grad / count).to(dtype).expand(count, *grad.shape)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return _mean(tangent)
 
 
 class Pull(NamedTuple):
