@@ -20,7 +20,7 @@ What is here:
     training: positive_diag for a network's raw diagonal, filter_gradients for steps with invalid gradients.
     diagnostics: diagnose (returns a Diagnosis to print), condition_bounds, capacitance_condition, extreme_eigenvalues
         (returns ExtremeEigenvalues).
-    swap: patch_torch puts the kernels into torch's own class.
+    swap: patch_torch puts the kernels into torch's own class, patch_linear_operator into linear_operator's.
     scale: the module distributed, for outputs that are divided among processes, and the module streaming, for factors
         that are read in blocks.
     machine: backends, use_backend, release_memory; warm_up before the capture of a CUDA graph. On the command line,
@@ -62,6 +62,7 @@ from lrd_kernels.ops.dispatch import backends, use_backend
 from lrd_kernels.ops.load import release_memory
 from lrd_kernels.sampling import rsample
 from lrd_kernels.swap import patch_torch
+from lrd_kernels.swap_linear_operator import patch_linear_operator
 from lrd_kernels.truncation import truncate
 
 __version__ = "0.1.0"
@@ -91,6 +92,7 @@ __all__ = [
     "matvec",
     "mixture_log_prob",
     "nll_loss",
+    "patch_linear_operator",
     "patch_torch",
     "positive_diag",
     "release_memory",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import inspect
-import threading
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch.distributions import LowRankMultivariateNormal as Target
 
+from lrd_kernels._patching import Patch
 from lrd_kernels.distribution import LowRankMultivariateNormal
 
 __all__ = ["patch_torch"]
@@ -40,12 +39,8 @@ _ATTRIBUTES = {
     *("_unbroadcasted_cov_factor", "_unbroadcasted_cov_diag", "_batch_shape", "_event_shape"),
 }
 
-_originals: dict[str, Any] = {}
-_active: list[patch_torch] = []
-_lock = threading.RLock()  # of the two above and of torch's class
 
-
-class patch_torch:
+class patch_torch(Patch):
     """Makes `torch.distributions.LowRankMultivariateNormal` use the kernels, in place.
 
     The patch also applies to subclasses of torch's class and to code that imported the class earlier. After a plain
@@ -64,43 +59,15 @@ class patch_torch:
         tensor(-3.4500)
     """
 
-    def __init__(self) -> None:
-        with _lock:
-            if not _active:
-                _refuse_unknown_class()
-                for name in _REPLACED:
-                    if name in vars(Target):
-                        _originals[name] = vars(Target)[name]
-                    setattr(Target, name, vars(LowRankMultivariateNormal)[name])
-            _active.append(self)
+    @classmethod
+    def _replaced(cls) -> tuple[type, dict[str, Any]]:
+        if not cls._originals:
+            _refuse_unknown_class()
+        return Target, {name: vars(LowRankMultivariateNormal)[name] for name in _REPLACED}
 
-    def undo(self) -> None:
-        """Undoes this patch. Undoing the last one restores torch's methods. A second call does nothing.
-
-        Examples:
-            >>> patch = lrd.patch_torch()
-            >>> patch.undo()
-        """
-        with _lock:
-            if self not in _active:
-                return
-            _active.remove(self)
-            if _active:
-                return
-            _complete_instances()
-            for name in _REPLACED:
-                if name in _originals:
-                    setattr(Target, name, _originals.pop(name))
-                else:
-                    delattr(Target, name)
-
-    def __enter__(self) -> patch_torch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.undo()
+    @classmethod
+    def _complete_instances(cls) -> None:
+        _complete_instances()
 
 
 def _refuse_unknown_class() -> None:

@@ -29,7 +29,7 @@ def clean(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with lrd.use_backend(None):  # what a snippet sets ends with the block
         yield
-    for patch in list(swap._active):
+    for patch in list(swap.patch_torch._active):
         patch.undo()
 
 

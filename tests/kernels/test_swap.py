@@ -114,7 +114,7 @@ def test_refuses_a_class_that_has_changed(monkeypatch):
         with pytest.raises(RuntimeError, match="_unbroadcasted_cov_factor"):
             lrd.patch_torch()
     assert state() == before
-    assert not swap._active
+    assert not swap.patch_torch._active
 
 
 def test_a_model_in_float32_no_longer_fails():

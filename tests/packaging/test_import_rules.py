@@ -39,24 +39,29 @@ PUBLIC = {
     "_selection": set(),
     "_methods": {"_selection", "functional", "truncation"},  # of the distribution
     "diagnostics": {"functional"},
-    "distribution": {"_methods", "functional", "sampling"},
+    "_pyro": set(),
+    "distribution": {"_methods", "_pyro", "functional", "sampling"},
     "joint": {"_methods", "distribution", "truncation"},
     "kl": {"_methods", "distribution", "functional"},
     "distributed": {"diagnostics", "functional", "joint", "sampling"},
     "streaming": {"joint"},
-    "swap": {"distribution"},
+    "_patching": set(),
+    "swap": {"_patching", "distribution"},
+    "swap_linear_operator": {"_patching", "functional"},
     "info": {"", "functional"},
     "__main__": {""},
     "__init__": {
         *("diagnostics", "distribution", "functional", "gradients", "graphs", "joint", "kl", "mixture", "sampling"),
-        *("distributed", "streaming", "swap", "truncation"),
+        *("distributed", "streaming", "swap", "swap_linear_operator", "truncation"),
     },
 }
 # What a module may import from outside the standard library, where that is not torch alone.
 OUTSIDE = {
     "ops.schemas": set(),
     "_methods": {"safetensors", "torch"},  # in the bodies of save and load
+    "_pyro": {"pyro", "torch"},  # where the program has imported it
     "info": {"numpy", "torch"},
+    "swap_linear_operator": {"linear_operator", "torch"},  # in the body of the patch
     "testing": {"numpy", "torch"},
 }
 
