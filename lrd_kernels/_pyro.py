@@ -14,7 +14,8 @@ class PyroAware:
     imports `pyro.distributions` before it makes them."""
 
     def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
-        return object.__new__(_for_pyro(cls) if "pyro.distributions" in sys.modules else cls)
+        made = _for_pyro(cls) if "pyro.distributions" in sys.modules else cls  # type: ignore[arg-type]
+        return object.__new__(made)
 
 
 @functools.cache
