@@ -5,7 +5,7 @@ import re
 
 TOP = {
     *("csrc", "lrd_kernels", "python", "tests", "benchmarks", "docs"),
-    *("setup.py", "CMakeLists.txt", "pyproject.toml", "Makefile", "mkdocs.yml"),
+    *("setup.py", "CMakeLists.txt", "pyproject.toml", "Makefile", "MANIFEST.in", "mkdocs.yml"),
     *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff"),
 }
 NATIVE = {".cpp", ".h", ".cu", ".cuh"}
