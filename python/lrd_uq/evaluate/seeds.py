@@ -26,6 +26,11 @@ class SeedDifference(NamedTuple):
         over_seeds: 95 % interval over seeds, by Student's t of `per_seed`.
         over_items: 95 % interval over items, by bootstrap (BCa) of the differences averaged over the seeds.
         share_gaining: share of the items whose difference, averaged over the seeds, is positive.
+
+    Examples:
+        >>> from lrd_uq.evaluate import SeedDifference
+        >>> SeedDifference((2.0, -1.0), 0.5, None, None, 0.5).in_favour
+        1
     """
 
     per_seed: tuple[float, ...]
