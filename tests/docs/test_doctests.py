@@ -38,7 +38,6 @@ NO_EXAMPLE = {
     "Evaluation": "shown by evaluate",
     "Losses": "shown by Objective",
     "Row": "shown by table",
-    "SeedDifference": "shown by over_seeds",
     "collect": "a step of evaluate",
     "SemidefiniteNormal.log_prob": "only raises",
     "SemidefiniteNormal.entropy": "only raises",
