@@ -14,7 +14,6 @@ from torch.distributions.utils import lazy_property
 from lrd_kernels import _validate, functional, reference, sampling
 from lrd_kernels._methods import Operations, covariance_of
 from lrd_kernels._policy import LOG_2PI
-from lrd_kernels._pyro import PyroAware
 from lrd_kernels.autograd.forward import Factorisation
 from lrd_kernels.linalg import products
 from lrd_kernels.ops import dispatch
@@ -25,7 +24,7 @@ Self = TypeVar("Self", bound="LowRankMultivariateNormal")
 
 
 # `patch_torch` adds these methods to torch's class, so none of them may call `super()`.
-class LowRankMultivariateNormal(Operations["LowRankMultivariateNormal"], PyroAware, TorchLowRankMultivariateNormal):
+class LowRankMultivariateNormal(Operations["LowRankMultivariateNormal"], TorchLowRankMultivariateNormal):
     """A Gaussian over many correlated outputs, whose covariance is never formed.
 
         y ~ N(loc, Sigma),    Sigma = diag(cov_diag) + cov_factor cov_factor^T

@@ -39,8 +39,7 @@ PUBLIC = {
     "_selection": set(),
     "_methods": {"_selection", "functional", "truncation"},  # of the distribution
     "diagnostics": {"functional"},
-    "_pyro": set(),
-    "distribution": {"_methods", "_pyro", "functional", "sampling"},
+    "distribution": {"_methods", "functional", "sampling"},
     "joint": {"_methods", "distribution", "truncation"},
     "kl": {"_methods", "distribution", "functional"},
     "distributed": {"diagnostics", "functional", "joint", "sampling"},
@@ -59,7 +58,6 @@ PUBLIC = {
 OUTSIDE = {
     "ops.schemas": set(),
     "_methods": {"safetensors", "torch"},  # in the bodies of save and load
-    "_pyro": {"pyro", "torch"},  # where the program has imported it
     "info": {"numpy", "torch"},
     "swap_linear_operator": {"linear_operator", "torch"},  # in the body of the patch
     "testing": {"numpy", "torch"},
