@@ -242,7 +242,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> log_prob_fwd_cpu(
   const Precision chosen = declining ? Precision::automatic : static_cast<Precision>(precision);
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps, chosen);
   const int64_t B = in.B, N = in.N, R = in.R, results = N > 0 ? N : 1;
-  const bool wide = in.dtype == DType::f64 || mask;  // with a mask the caller adds what counts outputs, which may cancel
+  const bool wide =
+      in.dtype == DType::f64 || mask;  // with a mask the caller adds what counts outputs, which may cancel
   const bool known = known_chol_inv.has_value();
   STD_TORCH_CHECK(known == known_summary.has_value(), "lrd: L^-1 and summary come together");
   Tensor result = empty({B, results}, wide ? ScalarType::Double : ScalarType::Float);

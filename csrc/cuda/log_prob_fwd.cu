@@ -104,7 +104,8 @@ Five log_prob_fwd_cuda(const Tensor& cov_factor, const Tensor& cov_diag, std::op
   const Inputs in(cov_factor, cov_diag, value, loc, mask, eps);
   const int64_t B = in.B, N = in.N, R = in.R;
   const bool known = known_chol_inv && known_summary;
-  const bool wide_result = is_wide(cov_factor) || mask;  // with a mask the caller adds what counts outputs, which may cancel
+  const bool wide_result =
+      is_wide(cov_factor) || mask;  // with a mask the caller adds what counts outputs, which may cancel
   const Precision chosen = static_cast<Precision>(precision);
   const bool narrow = !is_wide(cov_factor) && chosen != Precision::float64;
   const Gpu gpu(cov_factor);
