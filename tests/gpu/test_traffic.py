@@ -13,9 +13,9 @@ SLOW = [(8, "rank"), (16, "row"), (16, "rank"), (32, "row")]
 def test_every_element_once(R, layout):
     found = traffic.count(300, R, layout)
     assert found.read_forward == found.read_backward == found.written == 1.0
-    # 300 rows are no whole number of sectors in rank-major memory. A thread that loads its row of eight columns by
-    # halves asks for every sector twice, the second time from the first-level cache.
-    assert found.excess_forward <= (1.8 if (R, layout) == (8, "row") else 1.3)
+    # 300 rows are no whole number of sectors in rank-major memory. A thread that loads its row of eight or sixteen
+    # columns by parts asks for every sector twice, the second time from the first-level cache.
+    assert found.excess_forward <= (1.9 if layout == "row" and R in (8, 16) else 1.3)
     assert found.excess_backward <= 1.3
 
 

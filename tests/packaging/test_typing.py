@@ -65,6 +65,11 @@ lrd.filter_gradients([x]): int
 lrd.backends()["cpu"].available: bool
 lrd.use_backend(None).__enter__(): use_backend
 lrd.patch_torch().undo(): None
+lrd.patch_linear_operator().undo(): None
+lrd.distributed.log_prob(x, x, x, x, group=None): Tensor
+lrd.distributed.joint(x, x, x, rank=2).cov_factor: Tensor
+lrd.streaming.log_prob([(x, x, x, x)]): Tensor
+lrd.streaming.truncate([(x, x)], 2).singular_values: Tensor | None
 lrd.release_memory(): None
 lrd.warm_up(lrd.logdet, x, x): None
 lrd.NotPositiveDefiniteError("", None, 0.0, 1.0).index: tuple[int, ...] | None

@@ -69,7 +69,7 @@ def test_name_says_abi3_and_manylinux(wheel):
 
 def test_holds_both_packages_and_the_libraries(unpacked, project_files):
     held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
-    ours = r"lrd_kernels/.*(\.py|py\.typed)|python/lrd_uq/.*(\.py|\.yaml|py\.typed)"
+    ours = r"lrd_kernels/.*(\.py|py\.typed)|python/lrd_uq/.*(\.py|\.yaml|py\.typed|fit_help\.txt)"
     sources = {file for file in map(str, project_files) if re.fullmatch(ours, file)}
     wanted = {file.removeprefix("python/") for file in sources} | {f"lrd_kernels/{library}" for library in LIBRARIES}
     assert {file for file in held if ".dist-info/" not in file} == wanted
