@@ -29,7 +29,7 @@ from lrd_kernels.autograd.forward import Terms
 from lrd_kernels.autograd.members import Members, SumOfAll
 from lrd_kernels.autograd.split import SplitSolve, SplitTerms
 from lrd_kernels.diagnostics import sortable, weyl_bounds
-from lrd_kernels.functional import floor_of
+from lrd_kernels.functional import Options, floor_of
 from lrd_kernels.joint import columns_of
 from lrd_kernels.linalg import capacitance, products
 from lrd_kernels.linalg.stack import Stack
@@ -104,9 +104,9 @@ def log_prob(
         >>> lrd.distributed.log_prob(torch.zeros(3), loc, P, D)
         tensor(-3.3061)
     """
-    given = _Given(mask, precision, on_failure, backend, None, group)
+    options = Options(mask, precision, on_failure, backend)
     vectors = {"value": value, "loc": loc}
-    return _terms(vectors, cov_factor, cov_diag, given, maha=-0.5, logdet=-0.5, per_output=-0.5 * LOG_2PI)[0]
+    return _terms(vectors, cov_factor, cov_diag, options, group, maha=-0.5, logdet=-0.5, per_output=-0.5 * LOG_2PI)[0]
 
 
 def mahalanobis(
@@ -126,8 +126,8 @@ def mahalanobis(
         >>> lrd.distributed.mahalanobis(torch.ones(3), torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3))
         tensor(1.6667)
     """
-    given = _Given(mask, precision, on_failure, backend, None, group)
-    return _terms({"diff": diff}, cov_factor, cov_diag, given, maha=1.0, logdet=0.0)[0]
+    options = Options(mask, precision, on_failure, backend)
+    return _terms({"diff": diff}, cov_factor, cov_diag, options, group, maha=1.0, logdet=0.0)[0]
 
 
 def logdet(
@@ -146,8 +146,8 @@ def logdet(
         >>> lrd.distributed.logdet(torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3))
         tensor(1.0986)
     """
-    given = _Given(mask, precision, on_failure, backend, None, group)
-    return _terms({}, cov_factor, cov_diag, given, maha=0.0, logdet=1.0)[0]
+    options = Options(mask, precision, on_failure, backend)
+    return _terms({}, cov_factor, cov_diag, options, group, maha=0.0, logdet=1.0)[0]
 
 
 def entropy(
@@ -166,8 +166,8 @@ def entropy(
         >>> lrd.distributed.entropy(torch.tensor([[1.0], [1.0], [0.0]]), torch.ones(3))
         tensor(4.8061)
     """
-    given = _Given(mask, precision, on_failure, backend, None, group)
-    return _terms({}, cov_factor, cov_diag, given, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI))[0]
+    options = Options(mask, precision, on_failure, backend)
+    return _terms({}, cov_factor, cov_diag, options, group, maha=0.0, logdet=0.5, per_output=0.5 * (1 + LOG_2PI))[0]
 
 
 def nll_loss(
@@ -197,9 +197,11 @@ def nll_loss(
         tensor(0.9538)
     """
     _validate.option("reduction", reduction, _validate.REDUCTIONS)
-    given = _Given(mask, precision, on_failure, backend, floor_of(eps, eps_std), group)
+    options = Options(mask, precision, on_failure, backend, floor_of(eps, eps_std))
     vectors = {"target": target, "mean": mean}
-    result, outputs = _terms(vectors, cov_factor, raw_diag, given, maha=0.5, logdet=0.5, per_output=0.5 * LOG_2PI)
+    result, outputs = _terms(
+        vectors, cov_factor, raw_diag, options, group, maha=0.5, logdet=0.5, per_output=0.5 * LOG_2PI
+    )
     result = result / outputs.clamp(min=1).to(result.dtype)
     if reduction == "none":
         return result
@@ -375,31 +377,20 @@ def condition_bounds(
     return lower.expand(shape), upper.expand(shape)
 
 
-class _Given(NamedTuple):
-    """The options of a scalar function."""
-
-    mask: Tensor | None
-    precision: str
-    on_failure: str
-    backend: str | None
-    eps: float | None
-    group: Any
-
-
 def _terms(
-    vectors: dict[str, Tensor], cov_factor: Tensor, cov_diag: Tensor, given: _Given, **weights: float
+    vectors: dict[str, Tensor], cov_factor: Tensor, cov_diag: Tensor, options: Options, group: Any, **weights: float
 ) -> tuple[Tensor, Tensor]:
     """`maha * M + logdet * log det Sigma + per_output * outputs` and the number of outputs, both of the whole."""
-    mask, eps = given.mask, given.eps
+    mask, precision, on_failure, backend, eps = options
     _validate.gaussian(cov_factor, cov_diag, mask, diag_name="cov_diag" if eps is None else "raw_diag", **vectors)
-    _validate.options(given.precision, given.on_failure)
-    chosen = dispatch.choose(given.backend, cov_factor.device)
-    terms = Terms(**weights, eps=eps, precision=PRECISIONS[given.precision], backend=chosen)
+    _validate.options(precision, on_failure)
+    chosen = dispatch.choose(backend, cov_factor.device)
+    terms = Terms(**weights, eps=eps, precision=PRECISIONS[precision], backend=chosen)
     value, loc = (*vectors.values(), None, None)[:2]
     tensors = (value, loc, cov_factor, cov_diag)
     differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    result, outputs = SplitTerms.apply(*tensors, mask, terms, Members(given.group).join, differentiable)
-    if given.on_failure == "raise":
+    result, outputs = SplitTerms.apply(*tensors, mask, terms, Members(group).join, differentiable)
+    if on_failure == "raise":
         _check_all(result.detach(), cov_factor, cov_diag, mask, eps, **vectors)
     return result, outputs
 

@@ -84,16 +84,10 @@ class Part:
         views, mask = self.views, self.arguments.mask
         outputs = gram.new_tensor(self.inputs.cov_diag.shape[-1]) if mask is None else mask.count_nonzero(-1).double()
         if self.arguments.value is None:
-            return Sums(
-                views.from_gaussians(gram), u.reshape(-1), quad.reshape(-1), views.from_gaussians(log_diag), outputs
-            )
-        return Sums(
-            views.from_gaussians(gram),
-            views.from_values(u),
-            views.from_values(quad),
-            views.from_gaussians(log_diag),
-            outputs,
-        )
+            u, quad = u.reshape(-1), quad.reshape(-1)
+        else:
+            u, quad = views.from_values(u), views.from_values(quad)
+        return Sums(views.from_gaussians(gram), u, quad, views.from_gaussians(log_diag), outputs)
 
     def residual(self, z: Tensor) -> Tensor:
         """`(r - P z)^T w (r - P z)` [...] for z [..., R], which does not cancel."""
